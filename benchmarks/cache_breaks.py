@@ -17,9 +17,8 @@ from typing import Any
 
 from smetric.fleet.instance import Instance
 from smetric.request import reader
-from smetric.request.memo import Memory
-from smetric.request.prompt import BLOCK_BYTES
-from smetric.request.reader import Reading, parse
+from smetric.request.memo import PrefixMemo
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.telemetry.cache_breaks import MAX_PARTS, CacheBreaks
 
@@ -40,7 +39,7 @@ def body(session: int, turn: int, result_bytes: int = 3500) -> bytes:
 
 def read(session: int, turn: int, result_bytes: int = 3500) -> tuple[InferenceRequest, float]:
     """The request, its prompt hashed as for the prefix index, and the microseconds that reading took."""
-    raw, ratio, reading = body(session, turn, result_bytes), TokenRatio(), Reading()
+    raw, ratio, reading = body(session, turn, result_bytes), TokenRatio(), ReaderSettings()
     headers = [(b"x-claude-code-session-id", b"%d" % session)]
     started = time.thread_time_ns()
     request = parse(Api.MESSAGES, raw, headers, ratio, reading)
@@ -80,7 +79,7 @@ def main() -> None:
         size = len(body(0, turn + 1)) >> 10
         for name, times in rows.items():
             print(f"{f'{size:>5} KiB, {turn:>3} turns: {name}':44}{figures(times)}")
-    reader.memory = Memory(BLOCK_BYTES, most_bytes=0)  # it would be counted as well
+    reader.memo = PrefixMemo(most_bytes=0)  # it would be counted as well
     tracemalloc.start()
     breaks = CacheBreaks(lambda part, change: None)
     session = 0

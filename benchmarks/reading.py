@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from benchmarks.kit.bodies import STAMP, Shape, write
 from smetric.fleet.instance import Instance
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, TokenRatio, Usage
 from smetric.sources.prefix_index.index import PrefixIndex
 from smetric.telemetry.cache_breaks import CacheBreaks
@@ -46,7 +46,7 @@ class Stages:
             blocks = array("Q", (rng.getrandbits(64) for _ in range(WARM_BLOCKS)))
             self.index.placed(self.instances[number % INSTANCES], blocks)
         self.breaks = CacheBreaks(lambda part, change: None)
-        self.ratio, self.reading = TokenRatio(), Reading()
+        self.ratio, self.reading = TokenRatio(), ReaderSettings()
         self.spent: dict[str, float] = defaultdict(float)
 
     def take(self, body: bytes, session: int) -> None:

@@ -43,7 +43,7 @@ from smetric.proxy.context import Deadlines, ProxyContext
 from smetric.proxy.endpoints import EndpointContext, Models, TenantSalt, UnderWay, data_app
 from smetric.proxy.intake import Intake
 from smetric.records.recorder import RecordStack
-from smetric.request.reader import Reading
+from smetric.request.reader import ReaderSettings
 from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
 from smetric.routing.router import Router
@@ -240,7 +240,7 @@ class Application:
             proxy,
             self.telemetry.exchanges,
             self.admission,
-            Reading(
+            ReaderSettings(
                 block_size=settings.block_size,
                 tenant_header=settings.tenant_header.lower(),
                 trust_session_headers=settings.trust_session_headers,

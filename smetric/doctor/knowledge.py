@@ -35,7 +35,7 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.sources.kv_events.publisher import Publisher, publishers
 from smetric.sources.lookups import LookupDeadline
@@ -529,7 +529,7 @@ async def _compare(
         if ids != theirs
     ]
     content = orjson.dumps({"model": model, **body})
-    reading = Reading(block_size=site.settings.block_size, aliases=site.settings.models)
+    reading = ReaderSettings(block_size=site.settings.block_size, aliases=site.settings.models)
     ours = await site.router.token_ids.of(parse(Api.CHAT, content, (), site.router.tokens, reading))
     if ours is None:
         if source == "local":

@@ -33,7 +33,7 @@ from smetric.http import addresses
 from smetric.http.addresses import port_of
 from smetric.http.listener import is_reached
 from smetric.policy import PolicyError
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.sources.client import is_plain, read_within
 from smetric.sources.vllm import MAX_PAGE_BYTES, Page, parse_page
@@ -585,7 +585,7 @@ class Probe:
     def request(self, site: Site) -> InferenceRequest:
         """It as the router reads it."""
         settings = site.settings
-        reading = Reading(block_size=settings.block_size, aliases=settings.models)
+        reading = ReaderSettings(block_size=settings.block_size, aliases=settings.models)
         return parse(self.api, self.body, (), site.router.tokens, reading)
 
 

@@ -35,8 +35,8 @@ from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import send_error
 from smetric.proxy.forward import Forwarding
 from smetric.proxy.intake import Client
-from smetric.request.body import members, patch_member, patch_model, screen
-from smetric.request.reader import Reading, parse
+from smetric.request.memo import screen
+from smetric.request.reader import ReaderSettings, members, parse, patch_member, patch_model
 from smetric.request.request import Api, InferenceRequest
 from smetric.telemetry.metrics import OTHER
 
@@ -156,7 +156,7 @@ class EndpointContext:
     proxy: ProxyContext
     exchanges: Exchanges
     admission: Admission
-    reading: Reading
+    reading: ReaderSettings
     trusted: Sequence[Network]
     salt: TenantSalt | None
     under_way: UnderWay

@@ -22,8 +22,7 @@ from cachetools import LRUCache
 
 from smetric.fleet.exchange import Exchange, Listener
 from smetric.records.writer import Writer
-from smetric.request.parts import Kind
-from smetric.request.prompt import BLOCK_BYTES
+from smetric.request.prompt import BLOCK_BYTES, PartKind
 from smetric.request.request import Api
 
 if TYPE_CHECKING:
@@ -50,11 +49,11 @@ class Trigger(enum.Enum):
     COMPACTION = "compaction"
 
 
-def trigger_of(last: Iterable[tuple[Kind, bytes]]) -> Trigger:
+def trigger_of(last: Iterable[tuple[PartKind, bytes]]) -> Trigger:
     """Return the cause of a request from *last*: the parts of its last message with the beginning of each text."""
     trigger = Trigger.USER
     for kind, text in last:
-        if kind is Kind.TOOL_RESULT:
+        if kind is PartKind.TOOL_RESULT:
             trigger = Trigger.AGENT
         elif any(phrase in text for phrase in _COMPACTIONS):
             return Trigger.COMPACTION

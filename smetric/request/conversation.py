@@ -1,4 +1,10 @@
-"""Conversation in a body, rendered in the engine's order."""
+"""Conversation in a body, rendered in the engine's order: tools, system, messages; with its turns and its history.
+
+Rendering approximates a chat template: text as it is, with a mark for each role. Two things are left out because
+engines do not render them: Claude Code's billing header, which changes with every request, and `cache_control` marks,
+which move. Text stays escaped as in JSON, but in one form only. Most bodies have that form already, so their texts are
+slices of the body: nothing is decoded or copied.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +17,58 @@ import xxhash
 from msgspec import Raw, Struct
 
 from smetric.errors import UNREADABLE, RequestError
-from smetric.request.body import Text, escaped, is_null, text_of
-from smetric.request.memo import Carried, Lead, Mark, Unfit
-from smetric.request.parts import Kind, Outline, mark_of
-from smetric.request.prompt import image
+from smetric.request.prompt import Outline, PartKind, Text, image, mark_of
 
-# Messages as the text an engine renders, piece by piece; which part of a prompt each piece is of.
-#
-# Rendering approximates a chat template: text as it is, a mark for each role. What engines do not render is left out:
-# Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. What counts as
-# a turn is said in `conversation.py`.
+#: An escape of a character that may be written in another way. (An escaped one looks the same.)
+CHOSEN_ESCAPE = re.compile(rb"\\[u/]")
+#: Smaller bodies are decoded twice in the same time.
+LEAST_BYTES = 24 * 1024
+#: Bytes of a text that is worth leaving out of an excerpt, and how many of them are searched for.
+LONG, HEAD = 1024, 64
+#: Most positions that share the first `LONG` bytes of a text without all of it; each may cost its whole length.
+MOST_ALIKE = 16
+#: Bytes of a text up to which copying and reading it takes less time than through a view.
+SHORT = 448
+#: Most levels of nested content that are taken apart; tool results hold text and images.
+MOST_NESTED = 2
+_BILLING = b"x-anthropic-billing-header"
+_CACHE_CONTROL = re.compile(
+    rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
+)
+_QUOTE, _LIST = ord('"'), ord("[")
+_INSIDE_QUOTES = slice(1, -1)
+_NULL = Raw(b"null")
+_STRING = msgspec.json.Decoder(str)
+_ENCODE = msgspec.json.Encoder().encode
 
 
-class Part(Struct, gc=False):
-    """One part of a message's content, of any API; fields that a type does not have are empty."""
+def is_null(value: Raw) -> bool:
+    """Return whether *value* is JSON's null."""
+    return value == _NULL
+
+
+def text_of(value: Raw, is_plain: bool) -> Text:
+    """Return the text of a JSON string without its quotes; any other value as it stands.
+
+    Args:
+        value: JSON text.
+        is_plain: whether *value* has no escape that is a matter of choice (`ScreenedBody`).
+    """
+    text = memoryview(value)
+    if text[0] != _QUOTE:
+        return text
+    if is_plain or CHOSEN_ESCAPE.search(text) is None:
+        return text[_INSIDE_QUOTES]
+    return _escaped(_STRING.decode(value))
+
+
+def _escaped(text: str) -> bytes:
+    """Return *text* as between the quotes of a JSON string, with only the necessary escapes."""
+    return _ENCODE(text)[_INSIDE_QUOTES]
+
+
+class ContentPart(Struct, gc=False):
+    """Part of a message's content, of any API; fields that its type does not have are empty."""
 
     type: str | None = None
     text: Raw = Raw()
@@ -42,7 +86,7 @@ class Part(Struct, gc=False):
 
 
 class Message(Struct, gc=False):
-    """A message of chat or messages, or an item of a Responses `input`."""
+    """Message of the chat or Messages API, or item of a Responses `input`."""
 
     role: str | None = None
     content: Raw = Raw()
@@ -57,79 +101,235 @@ class Message(Struct, gc=False):
     summary: Raw = Raw()
 
 
-_PARTS = msgspec.json.Decoder(list[Part | str])
-_BILLING = b"x-anthropic-billing-header"
-_CACHE_CONTROL = re.compile(
-    rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
-)
-#: Of each role: what a message of it is among the turns, what it is as a part, and its mark.
-_ROLES: dict[str | None, tuple[str, Kind, bytes]] = {
+_CONTENT = msgspec.json.Decoder(list[ContentPart | str])
+_MESSAGES = msgspec.json.Decoder(list[Message])
+
+
+class Preamble(Struct, frozen=True):
+    """Length of the text before the messages, and a hash of it and of everything else that tells prompts apart."""
+
+    size: int
+    digest: int
+
+
+#: Preamble of a conversation that is not remembered.
+_NO_PREAMBLE = Preamble(0, 0)
+
+
+class Position(Struct, frozen=True):
+    """Position between two messages of a rendered conversation.
+
+    Args:
+        pieces: number of pieces of text before it.
+        messages: number of messages before it.
+        size: rendered bytes before it.
+        turns: number of turns among these messages.
+        previous: kind of the last of them: assistant, item, result or other.
+    """
+
+    pieces: int
+    messages: int
+    size: int
+    turns: int
+    previous: str
+
+
+_START = Position(0, 0, 0, 0, "")
+
+
+class Continuation(Struct, frozen=True):
+    """Earlier part of a conversation whose rendering is known.
+
+    Args:
+        preamble: the preamble it was rendered with.
+        position: where it ends.
+        rest: its text after the last full block.
+    """
+
+    preamble: Preamble
+    position: Position
+    rest: list[Text]
+
+
+class MemoMismatch(Exception):
+    """The known part of a conversation does not fit the rest; render all of it."""
+
+
+class Conversation(Struct, frozen=True):
+    """Conversation as text.
+
+    Args:
+        pieces: rendered text in order; of a known part only its rest.
+        size: length of all of it.
+        turn: number of assistant turns.
+        history_bytes: length up to the end of the last of these turns; 0 without one.
+        question_bytes: length up to its beginning.
+        outline: the parts of the pieces.
+        preamble: the text before the messages; hashed only if positions are wanted.
+        positions: the positions after the last messages.
+    """
+
+    pieces: list[Text]
+    size: int
+    turn: int
+    history_bytes: int
+    question_bytes: int
+    outline: Outline
+    preamble: Preamble
+    positions: list[Position]
+
+
+def render(
+    field: str,
+    messages: Raw | list[Message],
+    *,
+    tools: Raw | None = None,
+    system: Raw | None = None,
+    is_plain: bool = False,
+    seed: int = 0,
+    ends: int = 0,
+    known: Continuation | None = None,
+) -> Conversation:
+    """Render *messages*, a list of messages or of Responses items, after *tools* and *system*.
+
+    An assistant message is a turn, and so is a run of Responses output items. Tool results belong to the call before
+    them; results without one are a turn of their own. A trailing assistant message (a prefill) belongs to the new
+    turn. The history ends with the last turn.
+
+    Args:
+        field: name of the list, for errors.
+        messages: the list or its JSON text, without the messages of the *known* part.
+        tools: JSON text of the tools.
+        system: JSON text of the system prompt or instructions, a string or a list of text parts.
+        is_plain: whether none of them has an escape that is a matter of choice (`ScreenedBody`).
+        seed: hash of everything that tells this prompt from one with the same text.
+        ends: number of last messages whose positions are wanted.
+        known: the part before these messages.
+
+    Raises:
+        RequestError: *messages* is not a list of objects with string roles.
+        MemoMismatch: *known* does not fit.
+    """
+    if not isinstance(messages, list):
+        try:
+            messages = _MESSAGES.decode(messages)
+        except msgspec.DecodeError:
+            raise RequestError(
+                f"`{field}` must be a list of objects, each with its role as a string", param=field
+            ) from None
+    before = known.position if known is not None else _START
+    size = before.size
+    text = _Rendering(is_plain, before.previous)
+    pieces, parts, turns = text.pieces, text.parts, text.turns
+    if tools is not None:
+        text.add_tools(tools)
+    if system is not None:
+        text.add_system(system)
+    preamble = _NO_PREAMBLE
+    if ends:
+        digest = xxhash.xxh3_64_intdigest(field.encode(), seed)
+        for piece in pieces:
+            digest = xxhash.xxh3_64_intdigest(piece, digest)
+        preamble = Preamble(sum(map(len, pieces)), digest)
+    messages_from = len(parts)
+    if known is not None:
+        if known.preamble != preamble:
+            raise MemoMismatch
+        parts.clear()
+        pieces[:] = known.rest
+        messages_from, size = 0, size - sum(map(len, known.rest))
+    first_end = max(0, len(messages) - ends)
+    text.add_messages(messages[:first_end], before.messages)
+    size += sum(map(len, pieces))
+    positions: list[Position] = []
+    for number, message in enumerate(messages[first_end:], before.messages + first_end):
+        begin = len(pieces)
+        text.add_messages((message,), number)
+        size += sum(map(len, pieces[begin:]))
+        positions.append(Position(len(pieces), number + 1, size, before.turns + len(turns), text.previous))
+    is_prefill = text.previous in ("assistant", "item")
+    if known is not None and (not messages or is_prefill or (before.turns and not turns)):
+        raise MemoMismatch  # the last turn, or the last message, is in the known part
+    if is_prefill:
+        turns.pop()
+    question_bytes = history_bytes = 0
+    if turns:
+        begin, end = turns[-1]  # counted from the end, which is near
+        history_bytes = size - sum(map(len, pieces[end:]))
+        question_bytes = history_bytes - sum(map(len, pieces[begin:end]))
+    return Conversation(
+        pieces,
+        size,
+        before.turns + len(turns),
+        history_bytes,
+        question_bytes,
+        Outline(field, parts, messages_from),
+        preamble,
+        positions,
+    )
+
+
+#: By role: kind of message for the count of turns, kind of part, and mark.
+_ROLES: dict[str | None, tuple[str, PartKind, bytes]] = {
     role: (turn, part, mark_of(role))
     for role, turn, part in (
-        ("system", "other", Kind.SYSTEM),
-        ("developer", "other", Kind.SYSTEM),
-        ("user", "other", Kind.USER),
-        ("assistant", "assistant", Kind.ASSISTANT),
-        ("tool", "result", Kind.TOOL_RESULT),
-        ("function", "result", Kind.TOOL_RESULT),
+        ("system", "other", PartKind.SYSTEM),
+        ("developer", "other", PartKind.SYSTEM),
+        ("user", "other", PartKind.USER),
+        ("assistant", "assistant", PartKind.ASSISTANT),
+        ("tool", "result", PartKind.TOOL_RESULT),
+        ("function", "result", PartKind.TOOL_RESULT),
     )
 }
 _SYSTEM_MARK = _ROLES["system"][2]
-_QUOTE, _LIST = ord('"'), ord("[")
-#: Of a string, what is between the quotes.
-_INSIDE = slice(1, -1)
-#: Bytes of a text up to which a copy of it is sooner made, and read, than a view of it.
-SHORT = 448
-#: Contents in contents that are taken apart; tool results hold text and images, and nothing nests deeper.
-MOST_NESTED = 2
 
 
-def _role(message: Message) -> tuple[str, Kind, bytes]:
-    """The same for a message without one of these roles: items of the Responses API say by their type what they are."""
+def _other_role(message: Message) -> tuple[str, PartKind, bytes]:
+    """Return the same for other roles, and for Responses items, whose type says what they are."""
     role, type_ = message.role, message.type
     mark = mark_of(role if role is not None else type_ or "user")
     if role is None and type_ is not None:
         if type_.endswith("_output"):
-            return "result", Kind.TOOL_RESULT, mark
+            return "result", PartKind.TOOL_RESULT, mark
         if type_ == "reasoning" or type_.endswith("_call"):
-            return "assistant", Kind.ASSISTANT, mark
-    return "other", Kind.USER, mark
+            return "assistant", PartKind.ASSISTANT, mark
+    return "other", PartKind.USER, mark
 
 
-class Rendering:
-    """Text as it is rendered, piece by piece; which part each piece is of, and which turn.
+class _Rendering:
+    """Rendered text, piece by piece, with its parts and turns.
 
     Args:
-        is_plain: whether there is no choice of escapes in what is added.
-        previous: what the message before the first was.
+        is_plain: whether nothing that is added has an escape that is a matter of choice.
+        previous: kind of the message before the first.
     """
 
     __slots__ = ("_is_plain", "parts", "pieces", "previous", "turns")
 
-    def __init__(self, is_plain: bool, previous: str = "") -> None:
+    def __init__(self, is_plain: bool, previous: str) -> None:
         self._is_plain = is_plain
         self.pieces: list[Text] = []
         #: As in an `Outline`.
-        self.parts: list[tuple[int, Kind, int]] = []
-        #: Of each turn the index of its first piece, and of the one behind it.
+        self.parts: list[tuple[int, PartKind, int]] = []
+        #: First piece, and the piece after the last one, of each turn.
         self.turns: list[tuple[int, int]] = []
-        #: What the last message was: assistant, item, result, other, or empty without one.
+        #: Kind of the last message: assistant, item, result, other; empty without one.
         self.previous = previous
 
     def add_tools(self, tools: Raw) -> None:
-        """Add the tools, as one part."""
         if not is_null(tools):
-            self.parts.append((len(self.pieces), Kind.TOOLS, 0))
-            self.pieces.append(_without_cache_marks(tools))
+            self.parts.append((len(self.pieces), PartKind.TOOLS, 0))
+            text = bytes(tools)
+            self.pieces.append(_CACHE_CONTROL.sub(b"", text) if b'"cache_control"' in text else text)
 
     def add_system(self, system: Raw) -> None:
-        """Add the system prompt, each of its blocks a part."""
-        blocks: list[Part | str] | None = None
-        if _first(system) == _LIST:
+        """Add the system prompt, with each of its blocks as a part."""
+        blocks: Sequence[ContentPart | str | Raw] = [system]
+        if memoryview(system)[0] == _LIST:
             with contextlib.suppress(msgspec.DecodeError):
-                blocks = _PARTS.decode(system)
+                blocks = _CONTENT.decode(system)
         has_mark = False
-        for number, block in enumerate([system] if blocks is None else blocks):
+        for number, block in enumerate(blocks):
             at = len(self.pieces)
             if isinstance(block, Raw):
                 self._add_value(block)
@@ -138,17 +338,17 @@ class Rendering:
             text = [piece for piece in self.pieces[at:] if piece[: len(_BILLING)] != _BILLING]
             del self.pieces[at:]
             if text:
-                self.parts.append((at, Kind.SYSTEM, number))
+                self.parts.append((at, PartKind.SYSTEM, number))
                 if not has_mark:
                     self.pieces.append(_SYSTEM_MARK)
                     has_mark = True
                 self.pieces += text
 
     def add_messages(self, messages: Sequence[Message], first: int) -> None:
-        """Add *messages*, the first of which has the number *first*, and their tool results as parts of their own."""
+        """Add *messages*, the first of which has the index *first*, with their tool results as parts."""
         pieces, parts, is_plain, previous = self.pieces, self.parts, self._is_plain, self.previous
         for number, message in enumerate(messages, first):
-            turn, part, mark = _ROLES.get(message.role) or _role(message)
+            turn, part, mark = _ROLES.get(message.role) or _other_role(message)
             begin = len(pieces)
             parts.append((begin, part, number))
             pieces.append(mark)
@@ -160,9 +360,15 @@ class Rendering:
                 and not message.reasoning
                 and not message.reasoning_content
             ):
-                pieces.append(text[_INSIDE])  # as most messages are
+                pieces.append(text[_INSIDE_QUOTES])  # most messages
             else:
-                self._add_said(message, part, number)
+                if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
+                    self._add_value(message.reasoning_content)
+                if content:
+                    results: list[int] = []  # first piece of each result, and the piece after it
+                    self._add_content(content, results, 0)
+                    for index, boundary in enumerate(results):
+                        parts.append((boundary, part if index % 2 else PartKind.TOOL_RESULT, number))
             if message.tool_calls:
                 pieces.append(memoryview(message.tool_calls))
             if message.type is not None:
@@ -171,57 +377,41 @@ class Rendering:
                 for field in (message.summary, message.name, message.arguments, message.input, message.output):
                     if field:
                         self._add_content(field, [], 0)
-            if turn != "other":
-                self._count(turn, begin, previous)
+            if turn == "item" and previous == "item":
+                if self.turns:
+                    self.turns[-1] = self.turns[-1][0], len(pieces)
+            elif turn != "other" and (turn != "result" or previous in ("", "other")):
+                self.turns.append((begin, len(pieces)))
             previous = turn
         self.previous = previous
 
-    def _add_said(self, message: Message, part: Kind, number: int) -> None:
-        """Add what a *message* of the kind *part* thinks and says; tool results in it are parts."""
-        if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
-            self._add_value(message.reasoning_content)
-        if message.content:
-            results: list[int] = []  # where each begins and ends
-            self._add_content(message.content, results, 0)
-            for index, boundary in enumerate(results):
-                self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
-
-    def _count(self, turn: str, begin: int, previous: str) -> None:
-        """Count what was added from the piece *begin* on among the turns."""
-        turns, end = self.turns, len(self.pieces)
-        if turn == "item" and previous == "item":
-            if turns:
-                turns[-1] = turns[-1][0], end
-        elif turn != "result" or previous in ("", "other"):
-            turns.append((begin, end))
-
     def _add_value(self, value: Raw) -> bool:
-        """Add a string, or any other value but null as it stands; returns whether it was not null."""
+        """Add a string, or any other value except null as it stands; returns whether it was added."""
         if is_null(value):
             return False
         self.pieces.append(text_of(value, self._is_plain))
         return True
 
     def _add_content(self, content: Raw, results: list[int], depth: int) -> None:
-        """Add a string or a list of parts; where it is neither, as it stands."""
+        """Add a string or a list of parts; any other value as it stands."""
         text = memoryview(content)
         if text[0] == _QUOTE:
-            self.pieces.append(text[_INSIDE] if self._is_plain else text_of(content, False))
+            self.pieces.append(text[_INSIDE_QUOTES] if self._is_plain else text_of(content, False))
             return
-        if text[0] != _LIST or depth > MOST_NESTED:
-            self._add_value(content)
-            return
-        try:
-            parts = _PARTS.decode(content)
-        except msgspec.DecodeError:
-            self._add_value(content)
-            return
-        for part in parts:
-            self._add_part(part, results, depth)
+        if text[0] == _LIST and depth <= MOST_NESTED:
+            try:
+                parts = _CONTENT.decode(content)
+            except msgspec.DecodeError:
+                pass
+            else:
+                for part in parts:
+                    self._add_part(part, results, depth)
+                return
+        self._add_value(content)
 
-    def _add_part(self, part: Part | str, results: list[int], depth: int) -> None:
+    def _add_part(self, part: ContentPart | str, results: list[int], depth: int) -> None:
         if isinstance(part, str):
-            self.pieces.append(escaped(part))
+            self.pieces.append(_escaped(part))
             return
         for text in (part.text, part.thinking, part.refusal):
             if text and self._add_value(text):
@@ -237,44 +427,20 @@ class Rendering:
             self.pieces.append(memoryview(part.input))
         if part.content:
             self._add_content(part.content, [], depth + 1)
-        media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
-        for medium in media:
+        for medium in (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file):
             if medium:
                 self.pieces += image(memoryview(medium))
         if is_result:
             results.append(len(self.pieces))
 
 
-def _first(value: Raw) -> int:
-    return memoryview(value)[0]
-
-
-def _without_cache_marks(tools: Raw) -> bytes:
-    text = bytes(tools)
-    return _CACHE_CONTROL.sub(b"", text) if b'"cache_control"' in text else text
-
-
-# The messages of a large body, and the body without their long texts, from one pass over it.
-#
-# The top level has to be read with care: no name may be given twice. That takes a pass of its own over all there is,
-# and most of it are the texts of messages, which were passed before. What is done with either is in `reader.py`.
-
-#: Smaller bodies are read twice as soon.
-LEAST_BYTES = 24 * 1024
-#: Bytes of a text that is worth leaving out, and how many of them it is looked for by.
-LONG, HEAD = 1024, 64
-#: Most places at which that many bytes of a text stand, but not all of it: each may cost its whole length.
-MOST_ALIKE = 16
-_EXCERPT_QUOTE = ord('"')
-
-
 class Excerpt(Struct, frozen=True):
-    """A body in short.
+    """Body without its long texts.
 
     Args:
-        body: it, with empty strings for some of the texts in its list of messages.
-        messages: the list.
-        begin: where the list begins, behind its bracket.
+        body: the body, with empty strings for some of the texts in its list of messages.
+        messages: the whole list.
+        begin: position of the list, after its bracket.
     """
 
     body: bytes
@@ -294,9 +460,9 @@ _DECODERS: dict[str, msgspec.json.Decoder[_Chat] | msgspec.json.Decoder[_Respons
     "messages": msgspec.json.Decoder(_Chat),
     "input": msgspec.json.Decoder(_Responses),
 }
-#: Never tried again with less of it: there may be megabytes.
+#: Possessive, because there may be megabytes of it.
 _SPACE = rb"[ \t\r\n]*+"
-#: How a body begins in which only short strings and numbers come before the list.
+#: Beginning of a body with only short strings and numbers before the list.
 _OPENINGS = {
     field: re.compile(
         rb'%b\{(?:%b"\w{1,40}"%b:%b(?:"[^"\\]{0,200}"|[-+.\w]{1,40})%b,){0,40}%b"%b"%b:%b\['
@@ -307,11 +473,12 @@ _OPENINGS = {
 
 
 def excerpt(body: bytes, field: str) -> Excerpt | None:
-    """*body*, of whose list in *field* the long texts are left out; None where it is to be read as it is.
+    """Return *body* without the long texts of the list *field*; None if it has to be read whole.
 
-    The texts are looked for one after the other from where the list begins, so none is found behind its place. A JSON
-    string is found in JSON only as a string, or as the end of one, or from the end of one on. Left out, the first two
-    leave strings; the last leaves a string behind a string, which is no JSON.
+    The top level needs a pass of its own, since no name may be given twice, and most of a large body is text that was
+    decoded before. The texts are searched for one after the other from the beginning of the list, so none is found
+    after its own position. A JSON string occurs in JSON as a string, as the end of a string, or from the end of a
+    string on. Left out, the first two leave strings. The last leaves two strings in a row, which is no JSON.
     """
     opening = _OPENINGS[field].match(body)
     if opening is None:
@@ -319,14 +486,14 @@ def excerpt(body: bytes, field: str) -> Excerpt | None:
     try:
         messages = _DECODERS[field].decode(body).listed
     except UNREADABLE:
-        return None  # what is wrong is told by who reads all of it
+        return None  # reading the whole body names the error
     kept: list[bytes] = []
     start, at = 0, opening.end()
     for message in messages:
         text = message.content or message.output
-        if len(text) < LONG or memoryview(text)[0] != _EXCERPT_QUOTE:
+        if len(text) < LONG or memoryview(text)[0] != _QUOTE:
             continue
-        at = _place(body, text, at)
+        at = _find(body, text, at)
         if at < 0:
             return None
         kept += body[start:at], b'""'
@@ -335,8 +502,8 @@ def excerpt(body: bytes, field: str) -> Excerpt | None:
     return Excerpt(b"".join(kept), messages, opening.end())
 
 
-def _place(body: bytes, text: msgspec.Raw, at: int) -> int:
-    """Where *text* stands in *body* from *at* on; -1 where it does not, or others that begin like it are before it."""
+def _find(body: bytes, text: Raw, at: int) -> int:
+    """Return the position of *text* in *body* from *at* on; -1 if it is missing or too many similar ones precede."""
     begins = bytes(memoryview(text)[:LONG])
     head, alike = begins[:HEAD], 0
     at = body.find(head, at)
@@ -344,129 +511,3 @@ def _place(body: bytes, text: msgspec.Raw, at: int) -> int:
         alike += body.startswith(begins, at)
         at = -1 if alike == MOST_ALIKE else body.find(head, at + 1)
     return at
-
-
-# The conversation in a body, rendered in the engine's order: tools, system, messages; with its turns and its history.
-#
-# How a message is rendered is in `rendering.py`, lengths and hashes are in `prompt.py`, and which API has which
-# fields is in `reader.py`.
-
-
-class Conversation(Struct, frozen=True):
-    """A conversation as text.
-
-    Args:
-        pieces: rendered, in order.
-        size: length, with what was carried.
-        turn: the number of assistant turns among them.
-        history_bytes: length up to the end of the last of these turns; 0 without one.
-        question_bytes: length up to its beginning.
-        outline: which pieces are which part.
-        lead: what comes before the messages; hashed where places are marked.
-        marks: the places behind the last messages.
-    """
-
-    pieces: list[Text]
-    size: int
-    turn: int
-    history_bytes: int
-    question_bytes: int
-    outline: Outline
-    lead: Lead
-    marks: list[Mark]
-
-
-#: Of a conversation of which nothing is to be remembered.
-_NO_LEAD = Lead(0, 0)
-
-_MESSAGES = msgspec.json.Decoder(list[Message])
-
-
-def render(
-    field: str,
-    messages: Raw | list[Message],
-    *,
-    tools: Raw | None = None,
-    system: Raw | None = None,
-    is_plain: bool = False,
-    seed: int = 0,
-    ends: int = 0,
-    carried: tuple[Carried, list[Text]] | None = None,
-) -> Conversation:
-    """Render *messages*, a list of messages or of Responses items, after *tools* and *system*.
-
-    An assistant message is a turn, and so is a run of Responses output items; tool results belong to the call before
-    them, and are a turn of their own where there is none. A trailing assistant message (a prefill) belongs to the new
-    turn. The history ends with the last turn.
-
-    Args:
-        field: name of the list, for errors.
-        messages: the list, or its JSON text, without those that are *carried*.
-        tools: JSON text of the tools.
-        system: JSON text of the system prompt or instructions, a string or a list of text parts.
-        is_plain: whether there is no choice of escapes in any of them, as `screening.py` says.
-        seed: hash of what tells this prompt from one with the same text.
-        ends: of so many of the last messages their place is marked.
-        carried: what the messages before these come to, and the text of them that fills no block.
-
-    Raises:
-        RequestError: *messages* is not a list of objects with string roles.
-        Unfit: these messages do not go on from what is carried.
-    """
-    decoded = messages if isinstance(messages, list) else _decoded(field, messages)
-    messages_before, turns_before, size, previous = 0, 0, 0, ""
-    if carried is not None:
-        mark = carried[0].mark
-        messages_before, turns_before, size, previous = mark.messages, mark.turns, mark.size, mark.previous
-    text = Rendering(is_plain, previous)
-    pieces, parts, turns = text.pieces, text.parts, text.turns
-    if tools is not None:
-        text.add_tools(tools)
-    if system is not None:
-        text.add_system(system)
-    lead = _lead(field, pieces, seed) if ends else _NO_LEAD
-    messages_from = len(parts)
-    if carried is not None:
-        of_before, rest = carried
-        if of_before.lead != lead:
-            raise Unfit
-        parts.clear()
-        pieces[:] = rest
-        messages_from, size = 0, size - sum(map(len, rest))
-    marked_from = len(decoded) - ends if len(decoded) > ends else 0
-    text.add_messages(decoded[:marked_from], messages_before)
-    size += sum(map(len, pieces))
-    marks: list[Mark] = []
-    for number, message in enumerate(decoded[marked_from:], messages_before + marked_from):
-        begin = len(pieces)
-        text.add_messages((message,), number)
-        size += sum(map(len, pieces[begin:]))
-        marks.append(Mark(len(pieces), number + 1, size, turns_before + len(turns), text.previous))
-    is_begun = text.previous in ("assistant", "item")
-    if carried is not None and (not decoded or is_begun or (turns_before and not turns)):
-        raise Unfit  # the last turn, or the last message, is not among these
-    if is_begun:
-        turns.pop()
-    question_bytes = history_bytes = 0
-    if turns:
-        begin, end = turns[-1]  # from behind, where little has to be counted
-        history_bytes = size - sum(map(len, pieces[end:]))
-        question_bytes = history_bytes - sum(map(len, pieces[begin:end]))
-    outline = Outline(field, parts, messages_from)
-    return Conversation(pieces, size, turns_before + len(turns), history_bytes, question_bytes, outline, lead, marks)
-
-
-def _decoded(field: str, messages: Raw) -> list[Message]:
-    try:
-        return _MESSAGES.decode(messages)
-    except msgspec.DecodeError:
-        raise RequestError(
-            f"`{field}` must be a list of objects, each with its role as a string", param=field
-        ) from None
-
-
-def _lead(field: str, pieces: list[Text], seed: int) -> Lead:
-    digest = xxhash.xxh3_64_intdigest(field.encode(), seed)
-    for piece in pieces:
-        digest = xxhash.xxh3_64_intdigest(piece, digest)
-    return Lead(sum(map(len, pieces)), digest)

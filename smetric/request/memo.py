@@ -1,234 +1,349 @@
-"""Memo of messages carried over from an earlier request."""
+"""Memory of earlier bodies: what was screened, and the hashes of messages that later bodies carry again.
+
+Most of an agent's body is its previous body. Findings are kept by a hash of all bytes up to them, so only the new
+bytes are looked at. No text is kept.
+"""
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from operator import attrgetter
 
 import msgspec
 import xxhash
-from msgspec import Struct, field
+from cachetools import LRUCache
+from msgspec import Raw, Struct, field
 
-from smetric.errors import UNREADABLE
-from smetric.request.body import STRIDE, Screened, Text
-from smetric.request.parts import ENDINGS, Parts
+from smetric.errors import UNREADABLE, RequestError
+from smetric.request.conversation import CHOSEN_ESCAPE, Continuation, Conversation, Position, Preamble
+from smetric.request.prompt import BLOCK_BYTES, MARK_SUFFIXES, KnownPrefix, Parts, Text
 
-#: Bytes that all of it may take; what was used longest ago goes first.
+#: Bytes between two places in a body up to which findings are kept, and most places kept, about 200 bytes each.
+STRIDE = 16 * 1024
+MOST_PLACES = 16384
+#: Bodies up to this size cannot hold enough values to stall the loop, so these are not counted.
+UNCOUNTED_BYTES = 128 * 1024
+#: Most strings, objects and lists in a larger body.
+MAX_VALUES = 65536
+#: Memory of a `PrefixMemo`; the least recently used body goes first.
 MOST_BYTES = 32 * 1024 * 1024
-#: Smaller bodies are read as soon as their messages are found again.
+#: Bodies below this size are read as fast as their messages are found again.
 LEAST_BYTES = 64 * 1024
-#: Ends of messages that are remembered of a body, the last ones. Claude Code moves marks in the last two messages.
+#: Ends of messages that are kept of a body, the last ones. Claude Code moves marks in its last two messages.
 MOST_ENDS = 3
-#: Bytes looked through from behind for the beginning of one of these messages, or for a text that ends it, and places
-#: tried; and how far before its end a text may stand, with what is not rendered between.
+#: Bytes searched backwards for the beginning of a message or a text at its end, and most attempts; and most bytes
+#: between such a text and the end of its message.
 LOOKED_THROUGH = 16 * 1024
-FURTHEST = 1024 * 1024
 MOST_TRIED = 16
-
+FURTHEST = 1024 * 1024
 _BYTES_PER_END = 1200
 _BYTES_PER_BLOCK = 8
 _BYTES_PER_PART = 29
+_ALL_BUT_MARKS = bytes(byte for byte in range(256) if byte not in b'"{[')
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, Zstandard
+_ENCODINGS = (
+    (b"\xef\xbb\xbf", "a byte order mark"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+    (b"{\x00", "UTF-16 or UTF-32"),
+    (b"\x00", "UTF-16 or UTF-32"),
+)
+#: Secret, so that clients cannot construct bodies that share a hash.
+_SEED = int.from_bytes(os.urandom(8))
 _END = attrgetter("end")
-_hash = xxhash.xxh3_64_intdigest
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-#: What a message begins with, and what follows one.
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+#: Beginning of a message, and the separator after one.
 _OPENING = re.compile(rb'[ \t\r\n]*(\{[ \t\r\n]*"[a-z_]{1,20}")')
 _NEXT = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*(?=\{)|(?=\]))")
-_SPACE = b" \t\r\n"
 
 
-class Unfit(Exception):
-    """What is remembered of a body's beginning does not do for the whole; read all of it."""
-
-
-class Mark(Struct, frozen=True):
-    """A place between two messages of a rendered conversation, by what comes before it.
+class ScreenedBody(Struct, frozen=True):
+    """Body that may be parsed.
 
     Args:
-        pieces: so many of the text.
-        messages: how many.
-        size: rendered bytes.
-        turns: how many of these messages are.
-        previous: what the last of them was: assistant, item, result or other.
+        body: as received.
+        is_plain: whether no escape in it is a matter of choice, so that equal texts in such bodies are equal bytes.
+        places: a hash of all bytes up to each multiple of `STRIDE`.
     """
 
-    pieces: int
-    messages: int
-    size: int
-    turns: int
-    previous: str
+    body: bytes
+    is_plain: bool
+    places: list[int]
 
 
-class Lead(Struct, frozen=True):
-    """What is rendered before the messages: its length, and a hash of it and of what else tells prompts apart."""
+class BodyScreen:
+    """Check of a body's bytes before they are parsed: they must be UTF-8 and not hold too many values."""
 
-    size: int
-    digest: int
+    def __init__(self) -> None:
+        #: By the hash of all bytes up to a place: twice the quotes and brackets up to there, or -1 if they were not
+        #: counted, plus 1 if all is plain.
+        self._seen: LRUCache[int, int] = LRUCache(MOST_PLACES)
+
+    def __call__(self, body: bytes) -> ScreenedBody:
+        """Screen *body*.
+
+        Raises:
+            RequestError: it is not UTF-8, or holds too many values.
+        """
+        if len(body) < STRIDE:
+            try:
+                body.decode()
+            except UnicodeDecodeError:
+                _refuse_other_encodings(body, 0)
+            return ScreenedBody(body, b"\\" not in body or CHOSEN_ESCAPE.search(body) is None, [])
+        places, is_counted = _places(body), len(body) > UNCOUNTED_BYTES
+        known, found = self._deepest(places)
+        start, marks, is_plain = known * STRIDE, found >> 1, bool(found & 1)
+        if not body.isascii():
+            _refuse_other_encodings(body, start)
+        if not is_counted:
+            marks = -1
+        elif marks < 0:
+            marks = sum(_marks(body[at : at + STRIDE]) for at in range(0, start, STRIDE))
+            self._seen[places[known - 1]] = marks << 1 | is_plain
+        found_new: list[int] = []
+        for _ in places[known:]:
+            end = start + STRIDE
+            if is_counted:
+                marks += _marks(body[start:end])
+            is_plain = is_plain and _is_plain(body, start - 1 if start else 0, end)
+            found_new.append(marks << 1 | is_plain)
+            start = end
+        is_plain = is_plain and _is_plain(body, start - 1, len(body))
+        if is_counted and marks + _marks(body[start:]) > MAX_VALUES:
+            _refuse_too_many_values(body)
+        self._seen.update(zip(places[known:], found_new, strict=True))
+        return ScreenedBody(body, is_plain, places)
+
+    def _deepest(self, places: list[int]) -> tuple[int, int]:
+        """Return how many of *places* lead up to the deepest one seen before, and the finding there."""
+        for number in range(len(places), 0, -1):
+            found = self._seen.get(places[number - 1])
+            if found is not None:
+                return number, found
+        return 0, 1
 
 
-class Family(Struct, eq=False):
-    """What is remembered of one body: by place, see `Memory`; and the bytes it takes."""
+#: The screen of this process.
+screen = BodyScreen()
 
-    ends: list[tuple[int, Carried]] = field(default_factory=list)
+
+def _places(body: bytes) -> list[int]:
+    digest_of, view, last = xxhash.xxh3_64_intdigest, memoryview(body), _SEED
+    places: list[int] = []
+    for end in range(STRIDE, len(body) + 1, STRIDE):
+        last = digest_of(view[end - STRIDE : end], last)
+        places.append(last)
+    return places
+
+
+def _marks(piece: bytes) -> int:
+    """Return the number of quotes and opening brackets, at least one per value; those inside strings count as well."""
+    return len(piece.translate(None, _ALL_BUT_MARKS))
+
+
+def _is_plain(body: bytes, start: int, end: int) -> bool:
+    at = body.find(b"\\", start, end)  # faster than the pattern alone
+    return at < 0 or CHOSEN_ESCAPE.search(body, at, end) is None
+
+
+def _refuse_other_encodings(body: bytes, start: int) -> None:
+    """Refuse *body* unless it is UTF-8. It is known to be up to *start*, which may be inside a character."""
+    at = start - 3 if start > 3 else 0
+    while at < start and body[at] & 0xC0 == 0x80:
+        at += 1
+    view = memoryview(body)
+    try:
+        while at < len(body):
+            at += codecs.utf_8_decode(view[at : at + STRIDE], "strict", at + STRIDE >= len(body))[1]
+    except UnicodeDecodeError:
+        raise RequestError(encoding_problem(body) or "the body is not valid UTF-8; send JSON in UTF-8") from None
+
+
+def encoding_problem(body: bytes) -> str | None:
+    """Return what is wrong with the encoding that *body* seems to have; None if it looks like UTF-8."""
+    if body.startswith(_COMPRESSED):
+        return "the body is compressed, which is not taken here; send JSON as it is, without Content-Encoding"
+    for mark, name in _ENCODINGS:
+        if body.startswith(mark):
+            return f"the body starts like {name}; send JSON in UTF-8 without a byte order mark"
+    return None
+
+
+def _refuse_too_many_values(body: bytes) -> None:
+    """Refuse *body* if it holds more than `MAX_VALUES` values, without the marks inside its strings."""
+    # Without escapes, every second run of marks is inside a string.
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_MARKS)
+    values = marks.count(b'"') // 2
+    if values <= MAX_VALUES:
+        values += sum(map(len, marks.split(b'"')[::2]))
+    if values > MAX_VALUES:
+        raise RequestError(
+            f"the body holds more than {MAX_VALUES} strings, objects and lists; send fewer or larger ones"
+        )
+
+
+class _RememberedBody(Struct, eq=False):
+    """Entries of one body with their places, and the memory they take."""
+
+    entries: list[tuple[int, MemoEntry]] = field(default_factory=list)
     size: int = 0
 
 
-class Carried(Struct, frozen=True, eq=False):
-    """What the messages up to some place in a body come to.
+class MemoEntry(Struct, frozen=True, eq=False):
+    """What is known of the messages of a body up to the end of one of them.
 
     Args:
-        begin: where the list of messages begins in the body.
-        end: where the last of these messages ends.
+        begin: position of the list of messages in the body.
+        end: position of the end of that message.
         digest: hash of the body from the last multiple of `STRIDE` up to there.
-        lead: what is rendered before them.
-        mark: the place in the rendered conversation.
-        blocks: hashes of the prompt's blocks, those that are full there first.
-        parts: those of the prompt, those that end there first.
-        rest: the rendered text that fills no block: where it stands in the body, or a mark, which stands in none.
-        family: what is remembered of the same body.
+        preamble: what was rendered before the messages.
+        position: the position in the rendered conversation.
+        prefix: block and part hashes of the prompt.
+        rest: the rendered text after the last full block: its slices of the body, and marks, which are not in the body.
+        of: the body's other entries.
     """
 
     begin: int
     end: int
     digest: int
-    lead: Lead
-    mark: Mark
-    blocks: array[int]
-    parts: Parts
+    preamble: Preamble
+    position: Position
+    prefix: KnownPrefix
     rest: Sequence[slice | bytes]
-    family: Family
+    of: _RememberedBody
 
     def shortened(self, body: bytes) -> bytes:
-        """*body* without these messages."""
+        """Return *body* without these messages."""
         after = _NEXT.match(body, self.end)
-        assert after is not None, "it was found by that"
+        assert after is not None, "find() matched it"
         return body[: self.begin] + body[after.end() :]
 
-    def text_of_rest(self, body: bytes) -> list[Text]:
-        """The rendered text that fills no block."""
+    def continuation(self, body: bytes) -> Continuation:
+        """Return the known part of the conversation in *body*."""
         view = memoryview(body)
-        return [piece if isinstance(piece, bytes) else view[piece] for piece in self.rest]
+        rest = [piece if isinstance(piece, bytes) else view[piece] for piece in self.rest]
+        return Continuation(self.preamble, self.position, rest)
 
 
-class Memory:
-    """Remembers what messages came to, and finds it again.
+class _RememberedBodies(LRUCache[_RememberedBody, _RememberedBody]):
+    """Remembered bodies within a bound on their memory, and their entries by place."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(most_bytes, lambda body: body.size)
+        #: Entries by the hash of a body up to the last multiple of `STRIDE` before each end.
+        self.by_place: dict[int, list[MemoEntry]] = {}
+
+    def add(self, body: _RememberedBody) -> None:
+        if body.size > self.maxsize:
+            return
+        self[body] = body
+        for place, entry in body.entries:
+            self.by_place.setdefault(place, []).append(entry)
+
+    def __delitem__(self, body: _RememberedBody) -> None:
+        super().__delitem__(body)
+        for place, entry in body.entries:
+            entries = self.by_place[place]
+            entries.remove(entry)
+            if not entries:
+                del self.by_place[place]
+        body.entries.clear()  # each entry refers to the body
+
+
+class PrefixMemo:
+    """Memo of the messages of answered bodies, with which the next body of a session begins.
 
     Args:
-        block_bytes: rendered bytes of a block.
-        most_bytes: bound on the memory it takes.
-        least_bytes: size of the bodies that are worth it, at least `STRIDE`.
+        most_bytes: bound on its memory.
+        least_bytes: size of the smallest body that is worth it, at least `STRIDE`.
     """
 
-    def __init__(self, block_bytes: int, most_bytes: int = MOST_BYTES, least_bytes: int = LEAST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, least_bytes: int = LEAST_BYTES) -> None:
         self.least_bytes = least_bytes
-        self._block_bytes = block_bytes
-        self._most_bytes = most_bytes
-        #: By the hash of a body up to the last multiple of `STRIDE` before each end.
-        self._by_place: dict[int, list[Carried]] = {}
-        self._families: OrderedDict[Family, None] = OrderedDict()
-        #: What it takes now.
-        self.bytes = 0
+        self._bodies = _RememberedBodies(most_bytes)
 
-    def find(self, screened: Screened) -> Carried | None:
-        """What is known of the first messages of a body, as many as possible."""
+    @property
+    def bytes(self) -> int:
+        """Memory in use."""
+        return int(self._bodies.currsize)
+
+    def find(self, screened: ScreenedBody) -> MemoEntry | None:
+        """Return what is known of the first messages of a body, as many as possible."""
         body, places = screened.body, screened.places
+        view = memoryview(body)
         for number in range(len(places), 0, -1):
-            known = self._by_place.get(places[number - 1], ())
-            view, start = memoryview(body), number * STRIDE
-            for carried in sorted(known, key=_END, reverse=True):
-                end = carried.end
-                if end <= len(body) and _hash(view[start:end]) == carried.digest and _NEXT.match(body, end):
-                    self._families.move_to_end(carried.family)
-                    return carried
+            for entry in sorted(self._bodies.by_place.get(places[number - 1], ()), key=_END, reverse=True):
+                end = entry.end
+                if (
+                    end <= len(body)
+                    and xxhash.xxh3_64_intdigest(view[number * STRIDE : end]) == entry.digest
+                    and _NEXT.match(body, end)
+                ):
+                    self._bodies.get(entry.of)  # now the most recently used
+                    return entry
         return None
 
-    def remember(self, carrying: Carrying, pieces: Sequence[Text], blocks: array[int], parts: Parts) -> None:
-        """Remember what the messages of a body came to, and forget the body that it went on from.
+    def remember(
+        self,
+        screened: ScreenedBody,
+        span: tuple[int, int],
+        conversation: Conversation,
+        entry: MemoEntry | None,
+        blocks: array[int],
+        parts: Parts,
+    ) -> None:
+        """Remember the messages of a body instead of those of the body that it continued.
 
         Args:
-            carrying: the body.
-            pieces: its rendered text, but what was carried over.
-            blocks: hashes of its blocks.
+            screened: the body.
+            span: positions of its list of messages, after the bracket, and of the list's end.
+            conversation: its rendering, with the positions after its last messages.
+            entry: what was known of it.
+            blocks: its block hashes.
             parts: its parts.
         """
-        if carrying.carried is not None:
-            self._forget(carrying.carried.family)
-        screened, family = carrying.screened, Family()
-        body, places = screened.body, screened.places
+        if entry is not None:
+            self._bodies.pop(entry.of, None)
+        body, pieces, remembered = screened.body, conversation.pieces, _RememberedBody()
         rest: list[slice | bytes] | None = None
-        known = 0  # bytes up to where the rest ends so far
-        for mark, end in reversed(list(zip(reversed(carrying.marks), _ends(body, *carrying.span), strict=False))):
-            full = mark.size // self._block_bytes * self._block_bytes
+        known = 0  # rendered bytes at the end of `rest`
+        for position, end in reversed(list(zip(reversed(conversation.positions), _ends(body, *span), strict=False))):
+            full = position.size // BLOCK_BYTES * BLOCK_BYTES
             if rest is None or known < full:
-                rest = _located(body, end, pieces[: mark.pieces], mark.size - full)
+                rest = _locate(body, end, pieces[: position.pieces], position.size - full)
             else:
-                more = _located(body, end, pieces[: mark.pieces], mark.size - known)
+                more = _locate(body, end, pieces[: position.pieces], position.size - known)
                 rest = None if more is None else rest + more
-            known = mark.size
+            known = position.size
             place = end // STRIDE
             if place and rest is not None:
-                digest = _hash(memoryview(body)[place * STRIDE : end])
-                carried = Carried(carrying.span[0], end, digest, carrying.lead, mark, blocks, parts, rest, family)
-                family.ends.append((places[place - 1], carried))
-        if not family.ends:
-            return
-        for key, carried in family.ends:
-            self._by_place.setdefault(key, []).append(carried)
-        taken = _BYTES_PER_BLOCK * len(blocks) + _BYTES_PER_PART * len(parts.hashes)
-        family.size = taken + _BYTES_PER_END * len(family.ends)
-        self._families[family] = None
-        self.bytes += family.size
-        while self.bytes > self._most_bytes:
-            self._forget(next(iter(self._families)))
-
-    def _forget(self, family: Family) -> None:
-        if family not in self._families:
-            return  # another body has gone on from there before
-        del self._families[family]
-        self.bytes -= family.size
-        for key, carried in family.ends:
-            known = self._by_place[key]
-            known.remove(carried)
-            if not known:
-                del self._by_place[key]
-        family.ends.clear()  # its members hold it
+                digest = xxhash.xxh3_64_intdigest(memoryview(body)[place * STRIDE : end])
+                prefix = KnownPrefix(position.size, blocks, parts)
+                new = MemoEntry(span[0], end, digest, conversation.preamble, position, prefix, rest, remembered)
+                remembered.entries.append((screened.places[place - 1], new))
+        if remembered.entries:
+            taken = _BYTES_PER_BLOCK * len(blocks) + _BYTES_PER_PART * len(parts.hashes)
+            remembered.size = taken + _BYTES_PER_END * len(remembered.entries)
+            self._bodies.add(remembered)
 
 
-class Carrying(Struct, frozen=True):
-    """A body whose messages are remembered once they are answered.
-
-    Args:
-        memory: where.
-        screened: the body.
-        span: where its list of messages begins, behind the bracket, and ends.
-        lead: what is rendered before them.
-        marks: the places behind its last messages, the last one last.
-        carried: what of it was known.
-    """
-
-    memory: Memory
-    screened: Screened
-    span: tuple[int, int]
-    lead: Lead
-    marks: Sequence[Mark]
-    carried: Carried | None
-
-
-def _located(body: bytes, end: int, pieces: Sequence[Text], size: int) -> list[slice | bytes] | None:
-    """Where the last *size* bytes of *pieces* stand in *body* before *end*, marks as they are; None if one does not."""
+def _locate(body: bytes, end: int, pieces: Sequence[Text], size: int) -> list[slice | bytes] | None:
+    """Return the last *size* bytes of *pieces* as slices of *body* before *end*, and marks; None if one is missing."""
     found: list[slice | bytes] = []
     for piece in reversed(pieces):
         if not size:
             break
         text = bytes(piece[-size:])
         size -= len(text)
-        if text in ENDINGS:
+        if text in MARK_SUFFIXES:
             found.append(text)
         else:
-            # Far from the end by the way that is sure to take no more steps than there are bytes.
+            # Far from the end, `find` never takes more steps than there are bytes, which `rfind` may.
             at = body.rfind(text, max(0, end - LOOKED_THROUGH), end)
             at = body.find(text, max(0, end - FURTHEST), end) if at < 0 else at
             if at < 0:
@@ -238,7 +353,7 @@ def _located(body: bytes, end: int, pieces: Sequence[Text], size: int) -> list[s
 
 
 def _ends(body: bytes, begin: int, end: int) -> list[int]:
-    """Where the last messages end in the list between *begin* and *end*, the last first, as far as is easily found."""
+    """Return the ends of the last messages of the list from *begin* to *end*, last first, as far as easily found."""
     opening = _OPENING.match(body, begin)
     found: list[int] = []
     while opening is not None:
@@ -248,15 +363,15 @@ def _ends(body: bytes, begin: int, end: int) -> list[int]:
         found.append(end)
         if len(found) == MOST_ENDS:
             break
-        start = _beginning(body, max(begin, end - LOOKED_THROUGH), end, opening[1])
+        start = _message_begin(body, max(begin, end - LOOKED_THROUGH), end, opening[1])
         if start is None:
             break
         end = max(begin, _stripped(body, start) - 1)  # the comma
     return found
 
 
-def _beginning(body: bytes, least: int, end: int, opening: bytes) -> int | None:
-    """Where the message begins that ends at *end*. What is an object up to there can only be the whole of it."""
+def _message_begin(body: bytes, least: int, end: int, opening: bytes) -> int | None:
+    """Return the beginning of the message that ends at *end*: only the whole message is an object up to there."""
     at = end
     for _ in range(MOST_TRIED):
         at = body.rfind(opening, least, at)
@@ -271,7 +386,7 @@ def _beginning(body: bytes, least: int, end: int, opening: bytes) -> int | None:
 
 
 def _stripped(body: bytes, end: int) -> int:
-    """*end* without the white space before it; 0 where there is more of that than is looked through."""
+    """Return *end* without the white space before it; 0 if there is more than `LOOKED_THROUGH` of it."""
     start = max(0, end - LOOKED_THROUGH)
-    text = body[start:end].rstrip(_SPACE)
+    text = body[start:end].rstrip(b" \t\r\n")
     return start + len(text) if text else 0

@@ -1,4 +1,4 @@
-"""One inference request as policies and sources see it."""
+"""Inference request as policies and sources see it, and the estimate of its tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from cachetools import FIFOCache
 from msgspec import Struct
 
-from smetric.request.parts import NOTHING, Parts, hash_of
-from smetric.request.prompt import BlockKeys, Prompt
+from smetric.request.prompt import NOTHING, BlockKeys, Parts, Prompt, hash_of
 
-# One inference request as the router sees it: the numbers a policy may read, and what sources look it up by.
-#
-# It is read from a body and its headers in `smetric.reading.reader`.
+#: Bytes per token before any engine reported a count.
+INITIAL = 4.0
+#: Bounds of a learned ratio; a report outside of them is about something else.
+LEAST, MOST = 1.0, 16.0
+#: Prompts below this many tokens are mostly chat template and are ignored.
+MIN_TOKENS = 64
+#: Most models with a learned ratio; the one that learned least recently goes first.
+MAX_MODELS = 256
+#: Weight of a sample after `MANY` samples, and the factor around the average to which a sample is clipped.
+WEIGHT = 0.05
+MANY = round(1 / WEIGHT) - 1
+CLIP = 1.5
 
 
 class Api(enum.Enum):
@@ -28,13 +37,27 @@ class Api(enum.Enum):
     #: Anything else under /v1 that is passed through.
     OTHER = "other"
 
-    __hash__ = object.__hash__  # as there is one of each; an enum's own is Python
+    __hash__ = object.__hash__  # members are singletons, and the hash of Enum is slow
+
+
+class Usage(Struct, frozen=True):
+    """Tokens as the instance counted them; None for a count that it did not report.
+
+    Args:
+        prompt_tokens: of the prompt.
+        completion_tokens: generated.
+        cached_tokens: of the prompt, found in a cache.
+    """
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 class InferenceRequest(Struct, kw_only=True):
-    """A request that is to be routed.
+    """Request to be routed.
 
-    The fields up to `prefill_zone` are what policies read as `req.…` (units: tokens, seconds).
+    Policies read the fields up to `prefill_zone` as `req.…` (units: tokens, seconds).
     """
 
     turn: int | None = 0
@@ -53,51 +76,51 @@ class InferenceRequest(Struct, kw_only=True):
     prefill_zone: str = ""
 
     api: Api = Api.OTHER
-    #: What the client calls `model`, where that is an alias.
+    #: The client's name of `model`, if that is an alias.
     alias: str = ""
-    #: The path it was sent to.
+    #: The path of the request.
     path: str = ""
-    #: Sequences the engine will run: n × prompts.
+    #: Number of sequences the engine will run: n × prompts.
     prompts: int = 1
     stream: bool = False
-    #: The prompt as the engine renders it, for the sources; None when there is none to speak of.
+    #: The prompt as the engine renders it; None without one.
     prompt: Prompt | None = None
     #: A response id or conversation id that ties the request to the engine that holds it.
     pinned_to: str = ""
-    #: What the engine takes `model` for once an alias is resolved, and the salt that keeps its cache entries apart.
+    #: The model after alias resolution, and the salt that separates its cache entries.
     served: str = ""
     cache_salt: str = ""
-    #: What the client gives the chat template besides the messages, as JSON; empty for nothing.
+    #: Arguments of the chat template besides the messages, as JSON; empty for none.
     template_args: bytes = b""
     #: Hashes of the prompt's parts, once an answer has begun.
     parts: Parts | None = None
-    #: What is filled on demand was filled for this request, as a policy that was asked, or observed, reads it.
+    #: Whether the on-demand fields were filled, as a policy that was asked, or observed, reads them.
     is_described: bool = False
-    #: The prompt as `smetric.sources.cut` cuts its text, kept there.
+    #: Cached by `smetric.sources.prefix_index.cut`: the blocks of the prompt's text.
     text_cut: Any = None
-    #: Chained keys of the prompt's token blocks by block size, once somebody has asked for them.
+    #: Chained keys of the prompt's token blocks by block size.
     block_keys: dict[int, BlockKeys] | None = None
-    #: The body as received, for whoever tokenises it, till the first byte of the answer; what comes of that, once
-    #: somebody has asked, and the ids it found in time. None of them is logged or recorded.
+    #: The body as received, until the first byte of the answer; the task that tokenises it; and the ids, if known in
+    #: time. None of them is logged or recorded.
     body: bytes | None = None
     tokenising: asyncio.Future[array[int] | None] | None = None
     token_ids: array[int] | None = None
     _prefix: str | None = None
 
     def __repr__(self) -> str:
-        # It is logged with faults: nothing of what the client wrote.
+        # Logged with errors, so it has nothing of the client's text.
         return f"InferenceRequest(api={self.api}, model={self.model!r}, turn={self.turn}, prompt_len={self.prompt_len})"
 
     @property
     def prefix(self) -> str:
-        """Key of the prompt's first 256 tokens, 16 hex digits; empty without a prompt. Computed when asked for."""
+        """Key of the prompt's first 256 tokens, 16 hex digits; empty without a prompt. Computed on first use."""
         if self._prefix is None:
             beginning = self.prompt.beginning if self.prompt is not None else 0
             self._prefix = f"{beginning:016x}" if beginning else ""
         return self._prefix
 
     def keys_of(self, ids: Sequence[int], block_size: int, adapter: str) -> BlockKeys:
-        """Chained keys of the blocks of *ids*, its tokens, for the *adapter* it names or none; made once."""
+        """Return the chained keys of the blocks of *ids*, its tokens, for *adapter* (empty for none); cached."""
         if self.block_keys is None:
             self.block_keys = {}
         keys = self.block_keys.get(block_size)
@@ -106,9 +129,9 @@ class InferenceRequest(Struct, kw_only=True):
         return keys
 
     def count_by(self, ids: array[int], block_size: int) -> None:
-        """The first prompt's tokens are known to be *ids*: count its lengths by them instead of estimating.
+        """Replace the estimated lengths by those of *ids*, the tokens of the first prompt.
 
-        The share of the history stays what it was by bytes; the expected hit is whole blocks of *block_size* tokens.
+        The share of the history stays what it was in bytes. The expected hit is whole blocks of *block_size* tokens.
         """
         self.token_ids = ids
         prompt = self.prompt
@@ -120,7 +143,7 @@ class InferenceRequest(Struct, kw_only=True):
             self.est_hit = prompt.whole_blocks(prompt.history_bytes, block_size)
 
     def answering(self) -> None:
-        """An answer has begun: nothing is looked up for this request any more, so its text is let go."""
+        """Drop the text, because an answer has begun and nothing more is looked up."""
         self.body = None
         if self.prompt is not None:
             salt = hash_of(self.cache_salt.encode()) if self.cache_salt else NOTHING
@@ -129,49 +152,30 @@ class InferenceRequest(Struct, kw_only=True):
         self.template_args = b""
 
     def let_go(self) -> None:
-        """The exchange has ended; what is recorded of it must not keep its body alive."""
+        """Drop everything large, because the exchange has ended and its record is kept."""
         self.prompt = self.text_cut = self.body = self.tokenising = self.token_ids = self.parts = self.block_keys = None
         self.template_args = b""
 
 
-# Token counts without a tokenizer: rendered bytes per token, learned per model from what engines report.
-#
-# Rendering is in `smetric.reading.prompt` and `smetric.reading.conversation`; exact token ids are not here.
-
-#: Bytes per token before anything was learned.
-INITIAL = 4.0
-#: A learned ratio stays within these: fewer or more bytes per token is a report about something else.
-LEAST, MOST = 1.0, 16.0
-#: Prompts below this many tokens are mostly chat template and teach nothing.
-MIN_TOKENS = 64
-#: Models remembered; the one learned from longest ago goes first.
-MAX_MODELS = 256
-#: Weight of a sample once there are many, how many that is, and how far one sample may lie from the average before it
-#: is clipped.
-WEIGHT = 0.05
-MANY = round(1 / WEIGHT) - 1
-CLIP = 1.5
-
-
 class TokenRatio:
-    """Bytes of rendered prompt per token, one moving average per model.
+    """Bytes of rendered prompt per token without a tokenizer: one moving average per model, learned from engines.
 
-    Prompt length, expected hit and hit length use the same ratio, so shares are right even where counts are not.
+    Prompt length, expected hit and hit length use the same ratio, so shares are right even if counts are not.
     """
 
     def __init__(self) -> None:
-        self._learned: dict[str, tuple[float, int]] = {}
+        self._learned: FIFOCache[str, tuple[float, int]] = FIFOCache(MAX_MODELS)
 
     def of(self, model: str) -> float:
-        """Bytes per token of *model*; `INITIAL` while nothing was learned."""
+        """Return bytes per token of *model*; `INITIAL` while nothing is learned."""
         learned = self._learned.get(model)
         return INITIAL if learned is None else learned[0]
 
     def learn(self, model: str, rendered_bytes: int, prompt_tokens: int) -> None:
-        """Take in an engine's own count.
+        """Learn from an engine's own count.
 
-        The first sample is taken as it is; after that each one is clipped to a factor `CLIP` around the average, so
-        that one wrong report moves it by a few per cent.
+        The first sample is taken as it is. Later ones are clipped to a factor `CLIP` around the average, so that one
+        wrong report changes it by a few per cent.
 
         Args:
             model: as the request named it.
@@ -180,35 +184,8 @@ class TokenRatio:
         """
         if prompt_tokens < MIN_TOKENS or rendered_bytes <= 0:
             return
-        sample = _within(rendered_bytes / prompt_tokens, LEAST, MOST)
-        learned = self._learned.pop(model, None)
-        if learned is None:
-            if len(self._learned) >= MAX_MODELS:
-                del self._learned[next(iter(self._learned))]
-            self._learned[model] = (sample, 1)
-            return
-        ratio, samples = learned
-        sample = _within(sample, ratio / CLIP, ratio * CLIP)
+        sample = min(max(rendered_bytes / prompt_tokens, LEAST), MOST)
+        ratio, samples = self._learned.pop(model, (sample, 0))
+        sample = min(max(sample, ratio / CLIP), ratio * CLIP)
         ratio += (sample - ratio) * (WEIGHT if samples >= MANY else 1 / (samples + 1))
-        self._learned[model] = (ratio, samples + 1)
-
-
-def _within(value: float, least: float, most: float) -> float:
-    return least if value < least else most if value > most else value
-
-
-# Moved.
-
-
-class Usage(Struct, frozen=True):
-    """Tokens as the instance counted them; None where it did not say.
-
-    Args:
-        prompt_tokens: of the prompt.
-        completion_tokens: generated.
-        cached_tokens: of the prompt, found in a cache.
-    """
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
+        self._learned[model] = ratio, samples + 1

@@ -17,7 +17,7 @@ import xxhash
 from cachetools import LRUCache
 
 from smetric.fleet.instance import Instance
-from smetric.request.parts import Kind, Parts, divergence
+from smetric.request.prompt import PartKind, Parts, divergence
 from smetric.request.request import InferenceRequest
 
 #: Conversations remembered, those of one session or with one beginning, and parts of all of them together (29 bytes
@@ -35,11 +35,11 @@ SHORT_OF_PROMPT = 0.02
 SLACK = 0.1
 
 #: Kinds of messages by which a conversation without a session is found.
-_FIRSTS = (Kind.USER, Kind.ASSISTANT)
+_FIRSTS = (PartKind.USER, PartKind.ASSISTANT)
 _TEMPLATE = ("template", "template arguments")
 _SALT = ("cache_salt", "cache_salt")
 
-#: Kind of a client that is not in the list, or that sends no User-Agent.
+#: PartKind of a client that is not in the list, or that sends no User-Agent.
 OTHER = "other"
 #: Prefixes of User-Agents, in lower case, and their kinds; the first match counts.
 _PRODUCTS: tuple[tuple[bytes, str], ...] = (
@@ -220,7 +220,7 @@ class CacheBreaks:
         for trail in alike:
             theirs = trail.parts
             messages = len(theirs.messages().intersection(ours))
-            is_second = turn == 1 and theirs.first(Kind.ASSISTANT) is None
+            is_second = turn == 1 and theirs.first(PartKind.ASSISTANT) is None
             shared = (messages, theirs.salt == parts.salt, theirs.shared_with(parts))
             if shared > most and (messages or (is_second and shared[2])):
                 best, most = trail, shared

@@ -7,7 +7,7 @@ from smetric.lab.demo.play import MODEL, Chat, Dialect, Messages, Reply, load_se
 from smetric.lab.emulator.call import Call, Fields, Limits
 from smetric.lab.emulator.chat import parse_chat
 from smetric.lab.emulator.messages import parse_message
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 
 SESSION = load_sessions()[0]
@@ -21,7 +21,7 @@ def as_engine(api: Api, body: bytes) -> Call:
 
 
 def as_router(api: Api, body: bytes) -> InferenceRequest:
-    return parse(api, body, [], TokenRatio(), Reading())
+    return parse(api, body, [], TokenRatio(), ReaderSettings())
 
 
 @DIALECTS

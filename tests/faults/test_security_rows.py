@@ -31,7 +31,7 @@ from smetric.http.addresses import resolve_unless
 from smetric.http.answer import InstanceUnreachable
 from smetric.http.headers import VIA
 from smetric.http.listener import address_of, listen, refuse_open_admin, refuse_self
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api
 from smetric.sources.shared.peers import PATH, encode_batch
 from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, one_model, request, until
@@ -122,7 +122,7 @@ async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an
     instance = application.fleet["e0"]
 
     async def ask_for_ids() -> None:
-        question = parse(Api.CHAT, chat(), (), application.tokens, Reading(block_size=16))
+        question = parse(Api.CHAT, chat(), (), application.tokens, ReaderSettings(block_size=16))
         await application.request_tokens.of(question)
 
     await application.start()

@@ -12,7 +12,7 @@ import pytest
 from smetric import names
 from smetric.fleet.record import DecisionRecord
 from smetric.records.traffic import TRACE_BLOCK_BYTES, Traffic, Trigger, trigger_of
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, TokenRatio, Usage
 from tests.fakes import exchange_of
 from tests.records.drive import make_writer
@@ -34,7 +34,7 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
 def trigger(api: Api, messages: list[dict[str, Any]], **more: Any) -> Trigger:
     field = "input" if api is Api.RESPONSES else "messages"
     body = orjson.dumps({"model": "m", field: messages, **more})
-    prompt = parse(api, body, [], TokenRatio(), Reading()).prompt
+    prompt = parse(api, body, [], TokenRatio(), ReaderSettings()).prompt
     assert prompt is not None
     return trigger_of(prompt.last_message())
 
@@ -79,7 +79,7 @@ def test_responses_bring_them_as_items() -> None:
 
 def test_what_is_no_conversation_is_a_users() -> None:
     body = orjson.dumps({"model": "m", "prompt": SUMMARY})
-    prompt = parse(Api.COMPLETIONS, body, [], TokenRatio(), Reading()).prompt
+    prompt = parse(Api.COMPLETIONS, body, [], TokenRatio(), ReaderSettings()).prompt
     assert prompt is not None
     assert prompt.last_message() == []
     assert trigger_of([]) is Trigger.USER
@@ -87,7 +87,7 @@ def test_what_is_no_conversation_is_a_users() -> None:
 
 def test_of_a_long_message_only_the_beginning_is_seen() -> None:
     body = orjson.dumps({"model": "m", "messages": [said("user", "x" * 1_000_000)]})
-    prompt = parse(Api.CHAT, body, [], TokenRatio(), Reading()).prompt
+    prompt = parse(Api.CHAT, body, [], TokenRatio(), ReaderSettings()).prompt
     assert prompt is not None
     assert sum(len(text) for _, text in prompt.last_message()) < 10_000
 
@@ -112,7 +112,7 @@ class Desk:
         body = orjson.dumps({"model": "m", "messages": messages})
         headers = [(SESSION, session.encode())] if session else []
         record = samples.record(names.ROUTED)
-        record.request = parse(Api.CHAT, body, headers, TokenRatio(), Reading())
+        record.request = parse(Api.CHAT, body, headers, TokenRatio(), ReaderSettings())
         self.now_ns += 5_000_000
         self.traffic.decided(exchange_of(record, arrival_ns=self.now_ns), record)
         await asyncio.sleep(0)
@@ -145,7 +145,7 @@ async def test_a_request_follows_the_one_whose_prompt_its_history_began_with(des
 async def test_times_count_from_the_first_request_also_where_a_later_one_ends_before_it(desk: Desk) -> None:
     first = samples.record(names.ROUTED)
     first.request = parse(
-        Api.CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}', [], TokenRatio(), Reading()
+        Api.CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}', [], TokenRatio(), ReaderSettings()
     )
     desk.traffic.decided(exchange_of(first, arrival_ns=desk.now_ns), first)
     await asyncio.sleep(0)
@@ -194,7 +194,7 @@ async def test_lengths_are_the_instances_where_it_says_them(desk: Desk) -> None:
 
 async def test_requests_that_end_before_they_are_looked_at_are_left_out(desk: Desk) -> None:
     record = samples.record(names.REJECTED)
-    record.request = parse(Api.CHAT, b'{"model":"m","messages":[]}', [], TokenRatio(), Reading())
+    record.request = parse(Api.CHAT, b'{"model":"m","messages":[]}', [], TokenRatio(), ReaderSettings())
     desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)
     record.request.let_go()
     desk.traffic.ended(exchange_of(record, arrival_ns=desk.now_ns))
@@ -215,7 +215,7 @@ async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
 
 async def test_a_line_that_cannot_be_made_does_not_reach_the_request(desk: Desk) -> None:
     record = samples.record(names.ROUTED)
-    record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), Reading())
+    record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), ReaderSettings())
     desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)
     await asyncio.sleep(0)
     record.status = object()  # type: ignore[assignment]  # as a bug would have it

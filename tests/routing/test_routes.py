@@ -22,7 +22,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy import PolicyError
 from smetric.proxy.endpoints import INFERENCE, PASSED
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.routing.policy_files import PolicyFile
 from smetric.routing.router import Router
@@ -37,7 +37,7 @@ MORE = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "se
 
 
 def request(api: Api, *headers: tuple[bytes, bytes], **body: Any) -> InferenceRequest:
-    return parse(api, orjson.dumps({"model": "m", **body}), headers, TokenRatio(), Reading())
+    return parse(api, orjson.dumps({"model": "m", **body}), headers, TokenRatio(), ReaderSettings())
 
 
 def root_of_chat(*messages: Any, **more: Any) -> int | None:

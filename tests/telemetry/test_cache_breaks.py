@@ -9,7 +9,7 @@ import pytest
 
 from smetric import names
 from smetric.fleet.instance import Instance
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.telemetry import cache_breaks
 from smetric.telemetry.cache_breaks import KINDS, Breaks, CacheBreaks, Cause, client_kind, summary
@@ -65,7 +65,7 @@ class Engine:
 
     def read(self, body: Body, headers: list[tuple[bytes, bytes]] | None = None) -> InferenceRequest:
         api = Api.MESSAGES if "max_tokens" in body else Api.CHAT
-        return parse(api, json.dumps(body).encode(), headers or [], TokenRatio(), Reading())
+        return parse(api, json.dumps(body).encode(), headers or [], TokenRatio(), ReaderSettings())
 
     def answer(self, request: InferenceRequest, hit_share: float | None, client: str = "c") -> None:
         request.answering()
@@ -384,7 +384,7 @@ def test_breaks_count_far_messages_as_one_place() -> None:
 
 def test_breaks_ignore_requests_without_conversation() -> None:
     engine = Engine()
-    completion = parse(Api.COMPLETIONS, b'{"model":"m","prompt":"x"}', [], TokenRatio(), Reading())
+    completion = parse(Api.COMPLETIONS, b'{"model":"m","prompt":"x"}', [], TokenRatio(), ReaderSettings())
     engine.answer(completion, 0.0)
     engine.answer(engine.read({"model": "m", "messages": []}), 0.0)
     assert engine.breaks.conversations == 0

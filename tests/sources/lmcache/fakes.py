@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from smetric import names
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.sources.client import Breaker
 from smetric.sources.lmcache.client import Coordinator, LmcacheClient, LookupService
@@ -41,10 +41,10 @@ class Ids:
         return None
 
 
-def request(model: str = "m/test-model", *, reading: Reading | None = None, **fields: Any) -> InferenceRequest:
+def request(model: str = "m/test-model", *, reading: ReaderSettings | None = None, **fields: Any) -> InferenceRequest:
     """A chat request as the router reads it."""
     body = {"model": model, "messages": [{"role": "user", "content": "say it"}], **fields}
-    return parse(Api.CHAT, orjson.dumps(body), (), TokenRatio(), reading or Reading())
+    return parse(Api.CHAT, orjson.dumps(body), (), TokenRatio(), reading or ReaderSettings())
 
 
 @dataclass

@@ -22,7 +22,7 @@ from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.request.reader import Reading
+from smetric.request.reader import ReaderSettings
 from smetric.request.request import InferenceRequest
 from smetric.routing.router import Router, Routing
 from smetric.sources.lmcache import source
@@ -111,7 +111,7 @@ async def test_lookup_cuts_prompt_at_max_tokens() -> None:
 
 async def test_lookup_maps_salts_models_and_aliases() -> None:
     models = {"m/test-model": "/models/seven"}
-    request = partial(fakes.request, reading=Reading(aliases={"gpt": "m/test-model"}))
+    request = partial(fakes.request, reading=ReaderSettings(aliases={"gpt": "m/test-model"}))
     async with asking(answering(200, BOTH), models=models) as asked:
         await asked.lookup.of(request(model="gpt", cache_salt="tenant1"))
         (question,) = asked.questions

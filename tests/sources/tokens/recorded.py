@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.sources.tokens.chat import Encoder
 from smetric.sources.tokens.request_tokens import RequestTokens
@@ -51,7 +51,7 @@ def model_folder(folder: Path, template: str) -> Path:
 
 def request_of(api: Api, body: dict[str, Any]) -> InferenceRequest:
     """*body* as the router reads it."""
-    return parse(api, json.dumps(body, ensure_ascii=False).encode(), [], TokenRatio(), Reading())
+    return parse(api, json.dumps(body, ensure_ascii=False).encode(), [], TokenRatio(), ReaderSettings())
 
 
 def tokens_of(encoder: Encoder | None, results: list[str] | None = None) -> RequestTokens:

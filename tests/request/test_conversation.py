@@ -1,4 +1,4 @@
-"""Rendering: turns, history, and what two requests of one session share."""
+"""Rendering: turns, history, shared prefixes, and excerpts of large bodies."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
 from smetric.errors import RequestError
-from smetric.request.body import members, screen
-from smetric.request.conversation import Conversation, render
+from smetric.request import conversation, reader
+from smetric.request.conversation import HEAD, LONG, MOST_ALIKE, Conversation, render
+from smetric.request.memo import screen
 from smetric.request.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt
+from smetric.request.reader import members
+from smetric.request.request import Api
+from tests.request.outcome import outcome
 
 USER = {"role": "user", "content": "question"}
 ASSISTANT = {"role": "assistant", "content": "answer"}
@@ -56,7 +60,7 @@ def text(conversation: Conversation) -> bytes:
         ([FUNCTION_OUTPUT, USER], 1, [FUNCTION_OUTPUT]),
     ],
 )
-def test_turns_are_the_assistants_and_the_history_ends_with_the_last(
+def test_render_counts_turns_and_ends_history_with_last(
     messages: list[Any], turn: int, history: list[Any] | None
 ) -> None:
     conversation = rendered(messages)
@@ -78,13 +82,13 @@ def test_turns_are_the_assistants_and_the_history_ends_with_the_last(
         ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT, THOUGHT, SAID, USER], 4),
     ],
 )
-def test_the_question_is_the_whole_request_that_the_last_turn_answered(messages: list[Any], question: int) -> None:
+def test_render_question_is_request_before_last_turn(messages: list[Any], question: int) -> None:
     conversation = rendered(messages, tools=[{"name": "f"}], system="rules")
     asked = text(rendered(messages[:question], tools=[{"name": "f"}], system="rules")) if question else b""
     assert text(conversation)[: conversation.question_bytes] == asked
 
 
-def test_tools_and_system_come_first_and_belong_to_the_history() -> None:
+def test_render_puts_tools_and_system_first() -> None:
     conversation = rendered([USER, ASSISTANT, USER], tools=[{"name": "f"}], system="rules")
     order = [text(conversation).index(word) for word in (b'"f"', b"rules", b"question", b"answer")]
     assert order == sorted(order)
@@ -92,7 +96,7 @@ def test_tools_and_system_come_first_and_belong_to_the_history() -> None:
 
 
 @pytest.mark.parametrize("type_", ["text", "input_text", "output_text"])
-def test_a_string_and_one_text_part_render_alike(type_: str) -> None:
+def test_render_treats_string_as_text_part(type_: str) -> None:
     part = [{"type": type_, "text": "question", "cache_control": {"type": "ephemeral"}}]
     assert rendered([{"role": "user", "content": part}]) == rendered([USER])
     assert rendered([USER], system=part) == rendered([USER], system="question")
@@ -136,16 +140,16 @@ def test_a_string_and_one_text_part_render_alike(type_: str) -> None:
         ({"content": "x"}, [b"<|user|>x"]),
     ],
 )
-def test_every_shape_of_content_is_rendered_in_order(message: dict[str, Any], words: list[bytes]) -> None:
+def test_render_keeps_order_of_any_content(message: dict[str, Any], words: list[bytes]) -> None:
     at = [text(rendered([message])).index(word) for word in words]
     assert at == sorted(at)
 
 
-def test_turns_are_counted_among_shapes_nobody_knows() -> None:
+def test_render_counts_turns_among_unknown_content() -> None:
     assert rendered([{"role": "user", "content": {"odd": 1}}, ASSISTANT, USER]).turn == 1
 
 
-def test_an_image_counts_its_tokens_and_its_data_tells_prompts_apart() -> None:
+def test_render_counts_and_separates_images() -> None:
     def with_image(data: str) -> bytes:
         url = {"type": "image_url", "image_url": {"url": data}}
         return text(rendered([{"role": "user", "content": [{"type": "text", "text": "see"}, url]}]))
@@ -165,12 +169,12 @@ SPELLED = [
 
 
 @pytest.mark.parametrize("spelled", SPELLED)
-def test_escapes_do_not_matter(spelled: bytes) -> None:
+def test_render_ignores_choice_of_escapes(spelled: bytes) -> None:
     assert text(render("messages", Raw(spelled))) == text(render("messages", Raw(SPELLED[0])))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.booleans())
-def test_a_text_without_a_choice_of_escapes_is_the_slice_of_its_body(said: str, ascii_only: bool) -> None:
+def test_render_slices_plain_text_from_body(said: str, ascii_only: bool) -> None:
     body = json.dumps([{"role": "user", "content": said}], ensure_ascii=ascii_only).encode()
     usual = text(render("messages", Raw(body)))
     if screen(body).is_plain:
@@ -180,7 +184,7 @@ def test_a_text_without_a_choice_of_escapes_is_the_slice_of_its_body(said: str, 
 
 
 @pytest.mark.parametrize("depth", [10, 400, 900, 960, 990])
-def test_results_in_results_end_somewhere(depth: int) -> None:
+def test_render_bounds_nested_results(depth: int) -> None:
     result = '{"type":"tool_result","content":['
     nested = f'[{{"role":"user","content":[{result * (depth // 2)}"deep"{"]}" * (depth // 2)}]}}]'
     body = f'{{"messages":{nested}}}'.encode()
@@ -195,7 +199,7 @@ def test_results_in_results_end_somewhere(depth: int) -> None:
 @pytest.mark.parametrize(
     "messages", [b"5", b"null", b'"text"', b"[1]", b'["text"]', b'[{"role":5}]', b'[{"role":"user"},null]', b"{}"]
 )
-def test_what_is_no_list_of_messages_is_refused_by_name(messages: bytes) -> None:
+def test_render_refuses_other_than_list_of_messages(messages: bytes) -> None:
     with pytest.raises(RequestError, match="`input` must be a list of objects") as caught:
         render("input", Raw(messages))
     assert caught.value.param == "input"
@@ -233,7 +237,7 @@ def _claude_code(number: int, turns: int) -> Conversation:
     return rendered(messages, tools=tools, system=system)
 
 
-def test_two_consecutive_requests_of_claude_code_share_their_common_prompt() -> None:
+def test_render_shares_prompt_between_requests_of_claude_code() -> None:
     first = Prompt(_claude_code(1, 12).pieces, 4.0)
     second_conversation = _claude_code(2, 13)
     second = Prompt(second_conversation.pieces, 4.0, history_bytes=second_conversation.history_bytes)
@@ -299,7 +303,7 @@ class ClaudeCode:
         self.messages.append({"role": "user", "content": results})
 
 
-def test_through_a_session_of_claude_code_each_request_begins_with_the_whole_of_the_one_before() -> None:
+def test_render_continues_previous_request_through_claude_code_session() -> None:
     session = ClaudeCode()
     before: Prompt | None = None
     for _ in range(12):
@@ -319,8 +323,119 @@ def test_through_a_session_of_claude_code_each_request_begins_with_the_whole_of_
         session.answer()
 
 
-def test_neither_the_billing_header_nor_cache_marks_are_rendered() -> None:
+def test_render_drops_billing_header_and_cache_marks() -> None:
     whole = text(_claude_code(1, 2))
     assert b"billing" not in whole
     assert b"cache_control" not in whole
     assert b"You are Claude Code" in whole
+
+
+def same(monkeypatch: pytest.MonkeyPatch, api: Api, body: bytes, long: int = 3, head: int = 2) -> None:
+    """*body* comes out the same in short, with texts of *long* bytes left out, as whole."""
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "LEAST_BYTES", len(body) + 1)
+        whole = outcome(api, body)
+        patched.setattr(reader, "LEAST_BYTES", 0)
+        patched.setattr(conversation, "LONG", long)
+        patched.setattr(conversation, "HEAD", head)
+        assert outcome(api, body) == whole
+
+
+TEXT = st.text(st.sampled_from('a:,"\\{}[]\n'), max_size=6)
+VALUE = st.recursive(
+    st.one_of(TEXT, st.integers(0, 1), st.none()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=2)),
+    max_leaves=4,
+)
+MESSAGE = st.dictionaries(
+    st.sampled_from(["role", "content", "content", "output", "type", "x", "tool_calls"]),
+    st.one_of(TEXT, VALUE),
+    max_size=4,
+)
+MEMBER = st.one_of(
+    st.tuples(st.sampled_from(["messages", "input"]), st.lists(MESSAGE, max_size=4)),
+    st.tuples(st.sampled_from(["messages", "input"]), st.lists(MESSAGE, max_size=4)),
+    st.tuples(st.sampled_from(["model", "cache_salt", "user"]), TEXT),
+    st.tuples(st.sampled_from(["tools", "metadata", "system", "n", "messages"]), VALUE),
+    st.tuples(TEXT, VALUE),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(
+    st.lists(MEMBER, min_size=1, max_size=5),
+    st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]),
+    st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]),
+    st.sampled_from(["", "}", ",", '"']),
+)
+@example([("messages", [{"content": 'aaa"'}, {"content": "aaa"}])], Api.CHAT, (",", ":"), "")
+@example([("messages", [{"x": "a:", "content": ",1,", "y": "b"}])], Api.CHAT, (",", ":"), "")
+@example([("user", "aaa"), ("messages", [{"content": "aaa"}]), ("user", "aaa")], Api.CHAT, (",", ":"), "")
+@example([("messages", [{"content": "aaa"}]), ("tools", ["aaa"]), ("messages", [])], Api.CHAT, (",", ":"), "")
+def test_excerpt_is_read_as_whole_body(
+    members: list[tuple[str, Any]], api: Api, marks: tuple[str, str], after: str
+) -> None:
+    between, colon = marks
+    texts = [f"{json.dumps(name)}{colon}{json.dumps(value, separators=marks)}" for name, value in members]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        same(monkeypatch, api, f"{{{between.join(texts)}}}{after}".encode())
+
+
+def test_excerpt_is_no_json_after_false_match() -> None:
+    numbers = ",1" * LONG + ","
+    body = f'{{"messages":[{{"content":[":"{numbers}"x"]}},{{"content":"{numbers}"}}]}}'.encode()
+    json.loads(body)
+    brief = conversation.excerpt(body, "messages")
+    assert brief is not None
+    assert b'":"","x"' not in brief.body
+    with pytest.raises(RequestError):
+        members(brief.body)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        same(monkeypatch, Api.CHAT, body, LONG, 64)
+
+
+def test_excerpt_leaves_out_long_texts() -> None:
+    long = 'a tale \n of a "tub" ' * LONG
+    messages = [
+        {"role": "system", "content": long},
+        {"role": "user", "content": "hi"},
+        {"role": "user", "content": long},
+    ]
+    body = json.dumps({"model": "m", "messages": messages, "n": 1}).encode()
+    brief = conversation.excerpt(body, "messages")
+    assert brief is not None
+    assert len(brief.body) < 200
+    assert [bytes(message.content) for message in brief.messages] == [
+        json.dumps(one["content"]).encode() for one in messages
+    ]
+    assert body[brief.begin - 1 :].startswith(b'[{"role": "system"')
+
+
+@pytest.mark.parametrize(("before", "is_tried"), [(MOST_ALIKE - 1, True), (MOST_ALIKE, False)])
+def test_excerpt_gives_up_after_many_similar_texts(
+    monkeypatch: pytest.MonkeyPatch, before: int, is_tried: bool
+) -> None:
+    """Each of them may cost as much as the text is long: a body of them alone would take minutes."""
+    text = b"x" * HEAD + b'\\"'
+    body = b'{"messages":[{"role":"user","more":"%b","content":"%b"}]}' % (
+        (text * (LONG // len(text) + before)),
+        text * (LONG // len(text) + before) + b"end",
+    )
+    assert (conversation.excerpt(body, "messages") is not None) is is_tried
+    same(monkeypatch, Api.CHAT, body, LONG, HEAD)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[{"content":"%b"}],"model":"m","model":"n"}',
+        b'{"messages":[{"content":"%b"}],"messages":[]}',
+        b'{"messages":[{"content":"%b"}],"user":"%b","user":"x"}',
+        b'{"messages":[{"content":"%b"}],"kv_transfer_params":{}}',
+        b'{"messages":[{"content":"%b"}]',
+        b'{"messages":[{"content":"%b"},5]}',
+    ],
+)
+def test_excerpt_gives_same_errors_as_whole_body(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    same(monkeypatch, Api.CHAT, body.replace(b"%b", b"tale " * LONG), LONG, 64)

@@ -1,8 +1,9 @@
-"""What routing reads of a request, from every API."""
+"""Reading of requests from every API, and the top level of bodies."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import sys
 import tracemalloc
@@ -12,11 +13,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from smetric.errors import RequestError
-from smetric.request.body import TOO_DEEP
+from smetric.request.memo import screen
 from smetric.request.prompt import IMAGE_BYTES
-from smetric.request.reader import MAX_PROMPTS, MAX_STRING, Reading, parse
+from smetric.request.reader import (
+    MAX_NAMES_BYTES,
+    MAX_PROMPTS,
+    MAX_STRING,
+    TOO_DEEP,
+    ReaderSettings,
+    members,
+    parse,
+    patch_model,
+    spans,
+)
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 
 CAPTURES = Path(__file__).parents[1] / "data" / "requests"
@@ -31,7 +43,7 @@ def read(
     **more: Any,
 ) -> InferenceRequest:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse(api, raw, headers or [], ratio or TokenRatio(), Reading(**more))
+    return parse(api, raw, headers or [], ratio or TokenRatio(), ReaderSettings(**more))
 
 
 def chat(**more: Any) -> InferenceRequest:
@@ -62,7 +74,7 @@ def chat(**more: Any) -> InferenceRequest:
         ("responses_cached", Api.RESPONSES, 1, 0),
     ],
 )
-def test_bodies_that_vllm_accepts_are_read(capture: str, api: Api, prompts: int, turn: int) -> None:
+def test_parse_reads_bodies_that_vllm_accepts(capture: str, api: Api, prompts: int, turn: int) -> None:
     request = read(api, (CAPTURES / f"{capture}.json").read_bytes())
     assert request.model == ("" if capture == "chat_nomodel" else "tiny")
     assert (request.prompts, request.turn) == (prompts, turn)
@@ -70,12 +82,12 @@ def test_bodies_that_vllm_accepts_are_read(capture: str, api: Api, prompts: int,
     assert request.prompt_len >= request.prompt.length >= 1
 
 
-def test_token_ids_are_counted_exactly() -> None:
+def test_parse_counts_token_ids_exactly() -> None:
     assert read(Api.COMPLETIONS, (CAPTURES / "compl_tokids.json").read_bytes()).prompt_len == 70
     assert read(Api.COMPLETIONS, (CAPTURES / "compl_batch_tokids.json").read_bytes()).prompt_len == 110
 
 
-def test_priority_is_the_negative_of_vllms() -> None:
+def test_parse_negates_vllm_priority() -> None:
     assert read(Api.CHAT, (CAPTURES / "chat_priority.json").read_bytes()).priority == 5.0
     assert chat(priority="3").priority == -3.0
     assert chat(priority=None).priority == 0.0
@@ -85,7 +97,7 @@ def test_priority_is_the_negative_of_vllms() -> None:
 # ── turn, history and length ─────────────────────────────────────────────────
 
 
-def test_length_and_expected_hit_use_the_models_ratio_and_the_block_size() -> None:
+def test_parse_uses_ratio_and_block_size() -> None:
     ratio = TokenRatio()
     ratio.learn("m", 2000, 1000)
     history = [{"role": "user", "content": "q" * 987}, {"role": "assistant", "content": "a" * 987}]
@@ -103,9 +115,7 @@ def test_length_and_expected_hit_use_the_models_ratio_and_the_block_size() -> No
     st.integers(0, 400),
     st.sampled_from([1, 16, 128]),
 )
-def test_the_expected_hit_is_whole_blocks_within_the_prompt_and_zero_on_a_first_turn(
-    roles: list[str], length: int, block_size: int
-) -> None:
+def test_parse_expects_hit_of_whole_blocks_except_on_first_turn(roles: list[str], length: int, block_size: int) -> None:
     body = {"messages": [{"role": role, "content": "x" * length} for role in roles]}
     request = read(Api.CHAT, body, block_size=block_size)
     assert request.est_hit is not None
@@ -115,7 +125,7 @@ def test_the_expected_hit_is_whole_blocks_within_the_prompt_and_zero_on_a_first_
         assert request.est_hit == 0
 
 
-def test_a_responses_string_is_one_user_message() -> None:
+def test_parse_reads_responses_string_as_user_message() -> None:
     assert (
         read(Api.RESPONSES, {"input": "hi", "instructions": "be kind"}).prompt_len
         == read(Api.RESPONSES, {"input": [{"role": "user", "content": "hi"}], "instructions": "be kind"}).prompt_len
@@ -131,7 +141,7 @@ def test_a_responses_string_is_one_user_message() -> None:
         ({"previous_response_id": None, "conversation": None}, ""),
     ],
 )
-def test_a_stored_response_pins_and_leaves_the_history_unknown(fields: dict[str, Any], pinned_to: str) -> None:
+def test_parse_pins_stored_response_with_unknown_history(fields: dict[str, Any], pinned_to: str) -> None:
     request = read(Api.RESPONSES, {"input": "next"} | fields)
     assert request.pinned_to == pinned_to
     assert (request.turn, request.est_hit) == ((None, None) if pinned_to else (0, 0))
@@ -140,7 +150,7 @@ def test_a_stored_response_pins_and_leaves_the_history_unknown(fields: dict[str,
 # ── completions ──────────────────────────────────────────────────────────────
 
 
-def test_a_batch_counts_n_times_its_prompts_and_the_sum_of_their_lengths() -> None:
+def test_parse_counts_prompts_and_lengths_of_batch() -> None:
     request = read(Api.COMPLETIONS, {"prompt": ["x" * 400, "y" * 80], "n": 3})
     assert request.prompts == 6
     assert request.prompt_len == 120
@@ -157,7 +167,7 @@ def test_a_batch_counts_n_times_its_prompts_and_the_sum_of_their_lengths() -> No
         ("conversation", "pinned_to"),
     ],
 )
-def test_what_is_kept_of_a_request_is_bounded(name: str, read_as: str) -> None:
+def test_parse_bounds_what_is_kept_of_a_request(name: str, read_as: str) -> None:
     """A name, an id or a salt is kept with the last decisions, or by model: megabytes of it would add up."""
     longest = "x" * (MAX_STRING - 2)
     assert getattr(read(Api.RESPONSES, {"input": "a", name: longest}), read_as) == longest
@@ -166,12 +176,12 @@ def test_what_is_kept_of_a_request_is_bounded(name: str, read_as: str) -> None:
     assert refused.value.param == name
 
 
-def test_a_salt_that_is_no_string_is_bounded_too() -> None:
+def test_parse_bounds_salt_of_any_type() -> None:
     with pytest.raises(RequestError, match="`cache_salt` takes more than"):
         chat(cache_salt=["x" * MAX_STRING])
 
 
-def test_a_prompt_is_as_long_alone_and_in_a_batch_whatever_the_ratio() -> None:
+def test_parse_counts_prompt_alone_as_in_batch() -> None:
     ratio = TokenRatio()
     ratio.learn("m", 900, 700)  # 9 / (9 / 7) is less than 7
     one, two = (read(Api.COMPLETIONS, {"model": "m", "prompt": ["x" * 9] * n}, ratio=ratio) for n in (1, 2))
@@ -180,24 +190,24 @@ def test_a_prompt_is_as_long_alone_and_in_a_batch_whatever_the_ratio() -> None:
 
 
 @pytest.mark.parametrize("spaces", [b"", b" ", b"\n" * 99])
-def test_spaces_before_the_first_prompt_of_a_list_do_not_matter(spaces: bytes) -> None:
+def test_parse_ignores_spaces_before_first_prompt(spaces: bytes) -> None:
     assert read(Api.COMPLETIONS, b'{"prompt":[%b"%b"]}' % (spaces, b"x" * 400)).prompt_len == 100
     assert read(Api.COMPLETIONS, b'{"prompt":[%b[1,2],[3]]}' % spaces).prompts == 2
 
 
 @pytest.mark.parametrize("prompt", [["x", 1], ["x", [1]], ["x", None], [[1], 1], [[1], "x"], [[1], None]])
-def test_prompts_of_several_kinds_are_refused(prompt: list[Any]) -> None:
+def test_parse_refuses_prompts_of_several_kinds(prompt: list[Any]) -> None:
     with pytest.raises(RequestError, match="strings only, or of lists of token ids only"):
         read(Api.COMPLETIONS, {"prompt": prompt})
 
 
 @pytest.mark.parametrize("prompt", [None, [], ""])
-def test_a_missing_or_empty_prompt_is_left_to_the_engine(prompt: Any) -> None:
+def test_parse_accepts_missing_or_empty_prompt(prompt: Any) -> None:
     assert read(Api.COMPLETIONS, {"prompt": prompt}).prompt_len == 1
     assert read(Api.COMPLETIONS, {"prompt_embeds": "AAAA"}).prompt is None
 
 
-def test_the_count_of_sequences_is_bounded() -> None:
+def test_parse_bounds_number_of_sequences() -> None:
     assert chat(n=1e12).prompts == MAX_PROMPTS
     assert chat(n=0).prompts == chat(n=-4).prompts == chat(n=None).prompts == 1
 
@@ -205,13 +215,13 @@ def test_the_count_of_sequences_is_bounded() -> None:
 # ── headers ──────────────────────────────────────────────────────────────────
 
 
-def test_known_agent_headers_name_the_session_and_the_best_one_wins() -> None:
+def test_parse_reads_session_from_best_agent_header() -> None:
     headers = [(b"x-session-id", b"b"), (b"x-claude-code-session-id", b" a "), (b"session-id", b"c")]
     assert read(Api.CHAT, CHAT, headers).session == "a"
     assert read(Api.CHAT, CHAT, [(b"x-dynamo-session-id", b"x" * 9999)]).session == "x" * 256
 
 
-def test_a_session_turn_header_counts_only_when_trusted() -> None:
+def test_parse_reads_turn_header_only_if_trusted() -> None:
     headers = [(b"x-session-turn", b"3")]
     assert read(Api.COMPLETIONS, {"prompt": "x"}, headers).turn == 0
     assert read(Api.COMPLETIONS, {"prompt": "x"}, headers, trust_session_headers=True).turn == 3
@@ -221,7 +231,7 @@ def test_a_session_turn_header_counts_only_when_trusted() -> None:
         read(Api.CHAT, CHAT, [(b"x-session-turn", b"many")], trust_session_headers=True)
 
 
-def test_tenant_and_request_id_come_from_their_headers() -> None:
+def test_parse_reads_tenant_and_request_id_headers() -> None:
     headers = [(b"x-team", b"blue"), (b"x-request-id", b"r1")]
     request = read(Api.CHAT, CHAT, headers, tenant_header="x-team")
     assert (request.tenant, request.id) == ("blue", "r1")
@@ -232,7 +242,7 @@ def test_tenant_and_request_id_come_from_their_headers() -> None:
 
 
 @pytest.mark.parametrize(("sent", "read_as"), [(True, True), ("true", True), (1, True), (False, False), (None, False)])
-def test_stream_is_read_as_leniently_as_engines_do(sent: Any, read_as: bool) -> None:
+def test_parse_reads_stream_as_leniently_as_engines(sent: Any, read_as: bool) -> None:
     assert chat(stream=sent).stream is read_as
 
 
@@ -246,12 +256,12 @@ def test_stream_is_read_as_leniently_as_engines_do(sent: Any, read_as: bool) -> 
         (Api.RESPONSES, "reasoning", ({"effort": "low"}, {"effort": "high"})),
     ],
 )
-def test_what_a_template_is_given_besides_messages_is_told_apart(api: Api, name: str, values: tuple[Any, Any]) -> None:
+def test_parse_separates_template_arguments(api: Api, name: str, values: tuple[Any, Any]) -> None:
     one, other = (read(api, CHAT | {"input": "x", name: value}).template_args for value in values)
     assert one != other
 
 
-def test_an_alias_has_the_ratio_and_the_cache_key_of_the_model_it_stands_for() -> None:
+def test_parse_uses_ratio_and_key_of_aliased_model() -> None:
     ratio = TokenRatio()
     ratio.learn("m", 2000, 1000)
     long = CHAT | {"messages": [{"role": "user", "content": "x" * 3000}]}
@@ -264,7 +274,7 @@ def test_an_alias_has_the_ratio_and_the_cache_key_of_the_model_it_stands_for() -
     assert alias.prompt.hashes.blocks == direct.prompt.hashes.blocks
 
 
-def test_model_and_salt_keep_equal_prompts_apart() -> None:
+def test_parse_separates_equal_prompts_by_model_and_salt() -> None:
     text = {"messages": [{"role": "user", "content": "x" * 3000}]}
     keys = [chat(**text, **more).prompt for more in ({}, {"model": "n"}, {"cache_salt": "s"})]
     assert len({tuple(prompt.hashes.blocks) for prompt in keys if prompt}) == 3
@@ -272,7 +282,7 @@ def test_model_and_salt_keep_equal_prompts_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_room"])
-def test_fields_between_engines_are_refused(name: str) -> None:
+def test_parse_refuses_internal_fields(name: str) -> None:
     for api in Api:
         with pytest.raises(RequestError, match="never by clients"):
             read(api, CHAT | {"input": "x", "prompt": "x", name: {"do_remote_prefill": True}})
@@ -294,7 +304,7 @@ def test_fields_between_engines_are_refused(name: str) -> None:
         (Api.COMPLETIONS, {"prompt": ["canary", 5]}, "prompt"),
     ],
 )
-def test_a_field_of_the_wrong_type_is_named_and_not_quoted(api: Api, body: dict[str, Any], param: str) -> None:
+def test_parse_names_field_of_wrong_type_without_quoting_it(api: Api, body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(api, body)
     assert caught.value.status == 400
@@ -304,7 +314,7 @@ def test_a_field_of_the_wrong_type_is_named_and_not_quoted(api: Api, body: dict[
 
 
 @pytest.mark.parametrize("value", ["soon", [], {}, True, "9" * 4000, 1e300])
-def test_a_priority_that_is_no_number_is_refused(value: Any) -> None:
+def test_parse_refuses_priority_without_number(value: Any) -> None:
     with pytest.raises(RequestError, match="`priority` must be a number"):
         chat(priority=value)
 
@@ -317,7 +327,7 @@ def test_a_priority_that_is_no_number_is_refused(value: Any) -> None:
         (Api.RESPONSES, b'{"input":[{"role":"user","content":"x","more":%b}]}'),
     ],
 )
-def test_a_body_whose_parts_alone_nest_too_deeply_is_refused(api: Api, body: bytes) -> None:
+def test_parse_refuses_too_deep_parts(api: Api, body: bytes) -> None:
     """What fits the stack where the whole is read need not where its parts are."""
     refused = set()
     for depth in (*range(sys.getrecursionlimit() - 100, sys.getrecursionlimit()), 30_000):
@@ -328,7 +338,7 @@ def test_a_body_whose_parts_alone_nest_too_deeply_is_refused(api: Api, body: byt
     assert refused == {TOO_DEEP}
 
 
-def test_thousands_of_images_in_a_small_body_take_little_memory() -> None:
+def test_parse_takes_little_memory_for_thousands_of_images() -> None:
     """What waits for its answer is bounded by the bytes of bodies."""
     part = b'{"image_url":1,"source":1,"file":1,"audio_url":1,"video_url":1,"input_audio":1}'
     body = b'{"messages":[{"role":"user","content":[%b]}]}' % b",".join([part] * 1000)
@@ -342,7 +352,7 @@ def test_thousands_of_images_in_a_small_body_take_little_memory() -> None:
     assert held < 64 * len(body)
 
 
-def test_other_apis_need_no_json() -> None:
+def test_parse_accepts_other_apis_without_json() -> None:
     assert read(Api.OTHER, b"--boundary\r\n\xff").model == ""
     assert read(Api.OTHER, b"").model == ""
     assert read(Api.OTHER, {"model": "m", "input": ["x"], "stream": True}).model == "m"
@@ -351,7 +361,7 @@ def test_other_apis_need_no_json() -> None:
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(list(Api)), st.binary(max_size=60))
-def test_no_bytes_raise_anything_but_a_request_error(api: Api, body: bytes) -> None:
+def test_parse_raises_only_request_errors_for_bytes(api: Api, body: bytes) -> None:
     with contextlib.suppress(RequestError):
         assert read(api, body).prompt_len >= 1
 
@@ -370,8 +380,154 @@ ANYTHING = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(list(Api)), st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
-def test_no_json_raises_anything_but_a_request_error(api: Api, body: dict[str, Any]) -> None:
+def test_parse_raises_only_request_errors_for_json(api: Api, body: dict[str, Any]) -> None:
     with contextlib.suppress(RequestError):
         request = read(api, body)
         assert request.prompts >= 1
         assert request.prompt_len >= 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+TOP = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), JSON, max_size=6)
+
+
+def top_of(body: bytes) -> dict[str, Raw]:
+    return members(screen(body).body)
+
+
+@given(TOP, st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_spans_find_each_value(top: dict[str, Any], ascii_only: bool, indent: int | str | None) -> None:
+    body = json.dumps(top, ensure_ascii=ascii_only, indent=indent).encode()
+    found = top_of(body)
+    walked = {name: json.loads(body[start:end]) for name, start, end in spans(body, found)}
+    assert walked == top
+    assert list(walked) == list(top)
+
+
+@given(TOP, st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
+def test_patch_model_changes_only_the_model(top: dict[str, Any], old: str, new: str) -> None:
+    top = top | {"model": old, "tools": [{"model": old}], "note": '"model":"x"'}
+    body = json.dumps(top).encode()
+    (start, end) = next((start, end) for name, start, end in spans(body, top_of(body)) if name == "model")
+    patched = patch_model(body, new)
+    assert json.loads(patched) == top | {"model": new}
+    assert patched.startswith(body[:start])
+    assert patched.endswith(body[end:])
+
+
+def test_patch_model_keeps_spacing_order_and_unknown_fields() -> None:
+    body = b' { "x" : [1 , 2],\n"model"\t:  "alias" , "y":{"model":"alias"} } \n'
+    assert patch_model(body, 'a"b') == b' { "x" : [1 , 2],\n"model"\t:  "a\\"b" , "y":{"model":"alias"} } \n'
+
+
+def test_patch_model_refuses_body_without_model() -> None:
+    with pytest.raises(ValueError, match="no top-level `model`"):
+        patch_model(b'{"messages":[{"model":"x"}]}', "y")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"a","model":"a"}',
+        b'{"model":"a","model":"longer"}',
+        b'{"model":"longer","stream":true,"model":"a"}',
+        b'{"mod\\u0065l":"a","model":"b"}',
+        b'{"stream":true,"model":"a","stream":false}',
+        b'{"cache_salt":"a","x":{},"cache_salt":"b"}',
+    ],
+)
+def test_members_refuse_field_given_twice(body: bytes) -> None:
+    with pytest.raises(RequestError, match="twice"):
+        top_of(body)
+
+
+def test_members_accept_equal_names_below_top_level() -> None:
+    assert set(top_of(b'{"model":"a","tools":[{"model":1,"stream":2}],"meta":{"model":"b"}}')) == {
+        "model",
+        "tools",
+        "meta",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"[1]", "JSON object"),
+        (b'"text"', "JSON object"),
+        (b"null", "JSON object"),
+        (b'{"a":1} trailing', "not valid JSON"),
+        (b'{"a":', "not valid JSON"),
+        (b'{"a":NaN}', "NaN"),
+        (b'{"a":-Infinity}', "Infinity"),
+        (b'{"a":"line\nbreak"}', "not valid JSON"),
+        (b'\xef\xbb\xbf{"a":1}', "byte order mark"),
+        (gzip.compress(b'{"a":1}'), "compressed"),
+        ('{"a":1}'.encode("utf-16"), "UTF-16"),
+        ('{"a":1}'.encode("utf-16-le"), "UTF-16"),
+        ('{"a":1}'.encode("utf-32-be"), "UTF-32"),
+        (b'{"\xff":1}', "UTF-8"),
+        (b'{"a":"\\ud800"}', "surrogate"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "more than 65536"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{bytes(value[:12])!r}",
+)
+def test_members_refuse_invalid_json_and_name_the_rule(body: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        top_of(body)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_members_refuse_too_deep_body(opening: bytes, closing: bytes) -> None:
+    deep = opening * 30_000 + b"1" + closing * 30_000
+    if sys.version_info >= (3, 14):  # as deep as the stack is, which the bound on values keeps from its end
+        assert bytes(top_of(b'{"a":' + deep + b"}")["a"]) == deep
+        return
+    with pytest.raises(RequestError, match="nests") as caught:
+        top_of(b'{"a":' + deep + b"}")
+    assert caught.value.status == 400
+
+
+def test_members_refuse_too_many_fields() -> None:
+    with pytest.raises(RequestError, match="top-level fields"):
+        top_of(json.dumps({f"k{i}": i for i in range(2000)}).encode())
+
+
+def test_members_refuse_too_long_names() -> None:
+    assert len(members(b'{"%b":1}' % (b"k" * MAX_NAMES_BYTES))) == 1
+    with pytest.raises(RequestError, match="names of the body's top-level fields take more than 16384 bytes"):
+        members(b'{"%b":1,"b":2}' % (b"k" * MAX_NAMES_BYTES))
+
+
+def test_members_accept_huge_numbers() -> None:
+    body = b'{"a":1e400,"b":' + b"9" * 4000 + b"}"
+    assert bytes(top_of(body)["b"]) == b"9" * 4000
+
+
+def test_members_errors_quote_nothing() -> None:
+    with pytest.raises(RequestError) as caught:
+        top_of(b'{"secret canary": "secret canary" "secret canary"}')
+    assert "canary" not in str(caught.value)
+
+
+@given(
+    st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), JSON), max_size=6),
+    st.sampled_from([(",", ":"), (", ", ": "), (",", ": "), (", ", ":")]),
+    st.booleans(),
+)
+def test_members_find_field_given_twice_in_any_spelling(
+    given_members: list[tuple[str, Any]], separators: tuple[str, str], escaped: bool
+) -> None:
+    texts = [separators[1].join(json.dumps(one, ensure_ascii=escaped) for one in pair) for pair in given_members]
+    body = ("{" + separators[0].join(texts) + "}").encode()
+    if len(dict(given_members)) == len(given_members):
+        assert {name: json.loads(bytes(value)) for name, value in top_of(body).items()} == dict(given_members)
+    else:
+        with pytest.raises(RequestError, match="twice"):
+            top_of(body)

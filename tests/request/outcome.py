@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from smetric.errors import RequestError
-from smetric.request.reader import Reading, parse
+from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, TokenRatio
 
 
 def outcome(api: Api, body: bytes) -> Any:
     """All that is read of *body*, or why it is refused."""
     try:
-        request = parse(api, body, [], TokenRatio(), Reading())
+        request = parse(api, body, [], TokenRatio(), ReaderSettings())
     except RequestError as error:
         return str(error), error.param
     prompt = request.prompt
