@@ -1,4 +1,4 @@
-"""Admin port."""
+"""Admin port: metrics, health and the questions of operators, on its own listener, loopback by default."""
 
 from __future__ import annotations
 
@@ -22,26 +22,24 @@ from smetric.telemetry.decisions import KEPT, DecisionLog, brief, full
 from smetric.telemetry.hit_truth import CacheWatch
 from smetric.telemetry.metrics import Metrics
 
-# What the admin port's routes share: their query parameters and no others, bounded bodies, answers in JSON.
-
 Endpoint = Callable[[Request], Awaitable[Response]]
 _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
 
 class AdminRoute(Route):
-    """Asks *endpoint* only what it understands: a parameter that is passed over looks as if it had been obeyed.
+    """Route that refuses unknown query parameters; an ignored one would look as if it had been obeyed.
 
     Args:
-        path: as Starlette's.
-        endpoint: what answers.
-        query: names of the parameters that may be given, each once.
-        methods: GET and HEAD when not given.
+        path: as in Starlette.
+        endpoint: the handler.
+        query: names of allowed parameters, each given at most once.
+        methods: GET and HEAD by default.
     """
 
     def __init__(
         self, path: str, endpoint: Endpoint, *, query: Collection[str] = (), methods: Collection[str] | None = None
     ) -> None:
-        async def understood(request: Request) -> Response:
+        async def checked(request: Request) -> Response:
             seen: set[str] = set()
             for name, _ in request.query_params.multi_items():
                 if name not in query:
@@ -52,14 +50,14 @@ class AdminRoute(Route):
                 seen.add(name)
             return await endpoint(request)
 
-        super().__init__(path, understood, methods=methods)
+        super().__init__(path, checked, methods=methods)
 
 
 async def body_of(request: Request) -> bytes:
-    """The body of *request*; nothing on the admin port is longer than what routers tell each other.
+    """Return the body of *request*.
 
     Raises:
-        HTTPException: 413, it is longer all the same; 400, the client left before it was whole.
+        HTTPException: 413, it is longer than a batch of placements, the largest body here; 400, the client left early.
     """
     body = bytearray()
     try:
@@ -68,12 +66,12 @@ async def body_of(request: Request) -> bytes:
             if len(body) > MAX_BATCH_BYTES:
                 raise HTTPException(413, f"a body has at most {MAX_BATCH_BYTES} bytes here")
     except ClientDisconnect:
-        raise HTTPException(400, "the client left before its request was whole") from None
+        raise HTTPException(400, "the client left before its request was complete") from None
     return bytes(body)
 
 
 def decision_of(request: Request, decisions: DecisionLog) -> DecisionRecord:
-    """The decision whose id is in the path of *request*.
+    """Return the decision whose id is in the path of *request*.
 
     Raises:
         HTTPException: 404, it is not kept.
@@ -85,13 +83,11 @@ def decision_of(request: Request, decisions: DecisionLog) -> DecisionRecord:
 
 
 def as_json(data: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """*data*, laid out for people too."""
+    """Return *data* as indented JSON."""
     return Response(orjson.dumps(data, option=_INDENTED), status, headers, "application/json")
 
 
-# The admin port: metrics, health, and what operators ask; on its own listener, loopback by default.
-
-#: Decisions listed when no limit is given.
+#: Decisions listed without a limit.
 LIMIT = 50
 _WHOLE = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 
@@ -104,7 +100,7 @@ def admin_app(
     caches: CacheWatch,
     routes: Sequence[Route] = (),
 ) -> Starlette:
-    """The admin port's app; everything it shows is handed in, and *routes* of other parts too."""
+    """Return the app of the admin port, with the *routes* of other parts."""
 
     async def metrics_page(request: Request) -> Response:
         page, content_type = await metrics.page(request.headers.get("accept", ""))
@@ -122,7 +118,7 @@ def admin_app(
     async def recorded_decision(request: Request) -> Response:
         line = alone(decision_of(request, decisions))
         if line is None:
-            raise HTTPException(500, "this decision cannot be written down; the log says why")
+            raise HTTPException(500, "this decision cannot be recorded; the log says why")
         return Response(line, media_type="application/json")
 
     async def instances(_: Request) -> Response:
@@ -160,8 +156,8 @@ def admin_app(
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        says_nothing = error.detail == HTTPStatus(error.status_code).phrase  # no route has it: Starlette's own words
-        text = _unserved(request, error) if says_nothing else error.detail
+        is_default = error.detail == HTTPStatus(error.status_code).phrase  # from Starlette: no route matches
+        text = _unserved(request, error) if is_default else error.detail
         return as_json({"error": text}, error.status_code, error.headers)
 
     return Starlette(

@@ -1,4 +1,4 @@
-"""Feed of the live page."""
+"""Feed of the live page: decisions and figures, sent to every viewer four times a second within bounds."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ if TYPE_CHECKING:
     from smetric.policy.plan import Step
 
 
-# Which decisions somebody wants to see of the stream: by outcome, rule, instance, migration, margin and text.
-
-#: Characters of one value.
+#: Most characters of one value.
 _LONGEST = 200
-#: An outcome besides those of decisions: all but the ordinary ones.
+#: Filter value for all outcomes but the ordinary ones.
 ODD = "odd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionFilter:
-    """What is asked for; what is not set asks for nothing.
+    """Filter of the stream of decisions; a field that is not set matches all.
 
     Args:
-        outcome: one of `names.OUTCOMES`, or `odd` for whatever is neither routed nor pinned.
-        rule: the label of the rule that fired.
-        instance: the id of the chosen one.
-        migrated: only later turns that went elsewhere.
-        margin: only where the runner-up's score is within this share of the chosen one's.
-        text: stands in the decision's id, trace id, rule, instance or model, or the label of a guard that failed.
+        outcome: one of `names.OUTCOMES`, or `odd` for all but routed and pinned.
+        rule: label of the rule that fired.
+        instance: id of the chosen instance.
+        migrated: whether only later turns that moved match.
+        margin: largest distance of the runner-up's score, as a share of the larger score.
+        text: part of the decision's id, trace id, rule, instance or model, or of the label of a failed guard.
     """
 
     outcome: str = ""
@@ -53,11 +51,11 @@ class DecisionFilter:
     text: str = ""
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> DecisionFilter:
-        """What a query string asks for.
+    def from_query(cls, query: Mapping[str, str]) -> DecisionFilter:
+        """Return the filter of a query string.
 
         Raises:
-            ValueError: with what is wrong with it.
+            ValueError: it is not valid; the message says why.
         """
         for name in ("outcome", "rule", "instance", "text"):
             if len(query.get(name, "")) > _LONGEST:
@@ -86,7 +84,7 @@ class DecisionFilter:
         )
 
     def fits(self, record: DecisionRecord) -> bool:
-        """Whether *record* is one of them; what costs least is looked at first."""
+        """Return whether *record* matches; cheap conditions come first."""
         if self.outcome not in ("", record.outcome) and (self.outcome != ODD or record.outcome in names.ORDINARY):
             return False
         if self.rule and record.rule != self.rule:
@@ -112,12 +110,12 @@ class DecisionFilter:
         return record.decision is not None and any(text in guard.lower() for guard in failed_guards(record.decision))
 
 
-#: What may be asked for.
+#: Query parameters.
 PARAMETERS = tuple(field.name for field in fields(DecisionFilter))
 
 
 def failed_guards(decision: Decision) -> list[str]:
-    """The guards that kept rules from sending the request where they would have, in order."""
+    """Return the guards that kept routing rules from firing, in order."""
     return [
         rule.failed
         for step, rule in zip(_outcomes(decision), decision.guards, strict=False)
@@ -130,15 +128,12 @@ def _outcomes(decision: Decision) -> Iterator[Step]:
 
 
 def margin_of(record: DecisionRecord) -> float | None:
-    """How far the runner-up's score is from the chosen one's, as a share of the larger of both; None without one."""
+    """Return the distance of the runner-up's score as a share of the larger score; None without a runner-up."""
     return record.decision.margin_share if record.decision is not None else None
 
 
-# A decision as one row of the stream, and what is added to it when its request has ended.
-
-
 def row(record: DecisionRecord) -> dict[str, Any]:
-    """The row."""
+    """Return a decision as a row of the stream."""
     decision = record.decision
     moved, hit, margin = record.migration, record.hit, margin_of(record)
     return {
@@ -157,12 +152,12 @@ def row(record: DecisionRecord) -> dict[str, Any]:
 
 
 def shadow_of(shadowed: Shadowed) -> dict[str, Any]:
-    """What a policy in shadow would have done; `agrees` is None where it could not answer."""
+    """Return the choice of a policy in shadow; `agrees` is None if it had no answer."""
     return {"policy": shadowed.policy.name, "choice": shadowed.choice, "agrees": shadowed.agrees}
 
 
 def ending(record: DecisionRecord) -> dict[str, Any]:
-    """What became of the request."""
+    """Return the outcome of a request."""
     usage = record.usage
     return {
         "id": record.id,
@@ -176,28 +171,25 @@ def ending(record: DecisionRecord) -> dict[str, Any]:
     }
 
 
-# One who watches the stream: which decisions of it he gets, and a short queue before his connection.
-
-#: Messages that may wait for a connection: some ten seconds of them. Who is slower is sent away and may come again.
+#: Messages that may wait for a connection, about ten seconds. A slower viewer is disconnected and may come again.
 MOST_WAITING = 48
-#: Decisions shown whose requests have not ended.
+#: Shown decisions that are followed to their end.
 _MOST_OPEN = 512
 
 
 class Viewer:
-    """Gets messages as server-sent events.
+    """Viewer of the stream: its filter, and a short queue of server-sent events.
 
     Args:
-        wish: which decisions.
+        wanted: filter of decisions.
     """
 
-    def __init__(self, wish: DecisionFilter) -> None:
-        self.wish = wish
+    def __init__(self, wanted: DecisionFilter) -> None:
+        self.wanted = wanted
         self._messages: deque[bytes] = deque()
         self._changed = asyncio.Event()
-        #: Nothing more is sent.
         self.is_over = False
-        #: Ids of decisions shown whose end has not been.
+        #: Ids of shown decisions without an ending.
         self._open: dict[str, None] = {}
 
     def show(
@@ -207,8 +199,8 @@ class Viewer:
         most: int,
         row_of: Callable[[DecisionRecord], dict[str, Any]],
     ) -> None:
-        """Send *most* of the decisions that fit, and how those shown before have ended."""
-        fitting = [record for record in decided if self.wish.fits(record)]
+        """Send at most *most* of the matching decisions, and the endings of those sent before."""
+        fitting = [record for record in decided if self.wanted.fits(record)]
         shown = sample(fitting, most)
         if fitting:
             self.send("decisions", {"matched": len(fitting), "rows": [row_of(record) for record in shown]})
@@ -224,11 +216,11 @@ class Viewer:
             self.send("ended", ends)
 
     def send(self, event: str, data: Any) -> None:
-        """Send one message."""
+        """Send a message."""
         self.put(encoded(event, data))
 
     def put(self, message: bytes) -> None:
-        """Send one encoded message; where too many wait already, the viewer is sent away."""
+        """Send an encoded message; disconnect a viewer with a full queue."""
         if len(self._messages) >= MOST_WAITING:
             self._messages.clear()
             self.leave("slow")
@@ -237,14 +229,14 @@ class Viewer:
             self._changed.set()
 
     def leave(self, why: str) -> None:
-        """Say *why* it is over, and end."""
+        """Send the reason *why* and end."""
         if not self.is_over:
             self.is_over = True
             self._messages.append(encoded("over", {"why": why}))
             self._changed.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """All messages, as they come."""
+        """Yield all messages as they come."""
         while True:
             while self._messages:
                 yield self._messages.popleft()
@@ -255,7 +247,7 @@ class Viewer:
 
 
 def sample(records: Sequence[DecisionRecord], most: int) -> list[DecisionRecord]:
-    """At most *most* of *records*, in their order: those out of the ordinary first, then others evenly spread."""
+    """Return at most *most* of *records* in order: unusual ones first, then others evenly spread."""
     if len(records) <= most:
         return list(records)
     taken = set(_spread([i for i, record in enumerate(records) if record.outcome not in names.ORDINARY], most))
@@ -271,36 +263,34 @@ def _spread(places: Sequence[int], most: int) -> Sequence[int]:
 
 
 def encoded(event: str, data: Any) -> bytes:
-    """A server-sent event; JSON holds no line break."""
+    """Return a server-sent event; JSON holds no line break."""
     return b"event: %b\ndata: %b\n\n" % (event.encode(), orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS))
 
 
-# The feed of the live page: looks at what happened four times a second, and tells every viewer within bounds.
-
-#: Looks a second while somebody watches.
+#: Looks per second while there are viewers.
 LOOKS = 4
-#: Decisions that one viewer is shown a second, at most.
+#: Most decisions per second for one viewer.
 MOST_A_SECOND = 20
-#: Who may watch at the same time.
+#: Most viewers at a time.
 MOST_VIEWERS = 16
-#: Decisions of before that a new viewer is shown.
+#: Earlier decisions for a new viewer.
 BEFORE = 40
 
 log = structlog.get_logger("smetric.live")
 
 
 class TooManyViewers(Exception):
-    """There are as many as there may be."""
+    """The number of viewers is at its limit."""
 
 
 class Feed:
-    """Tells viewers what happens.
+    """Sender of decisions and figures to viewers.
 
     Args:
-        activity: what happened.
-        figures: the figures it adds to.
+        activity: source of decisions and endings.
+        figures: figures that they add to.
         decisions: the last decisions.
-        about: what is true of the router as a whole, such as its policy; asked once a second.
+        about: returns facts about the router, such as its policies; called once a second.
         clock: monotonic seconds.
     """
 
@@ -319,17 +309,17 @@ class Feed:
         self._about = about
         self._clock = clock
         self._viewers: list[Viewer] = []
-        self._came = asyncio.Event()
+        self._joined = asyncio.Event()
         self._next_second = clock() + 1.0
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
 
     async def start(self) -> None:
-        """Begin to look."""
+        """Start to send."""
         self._task = asyncio.create_task(self._run(), name="live-feed")
 
     async def stop(self) -> None:
-        """Send the viewers away, and those who come yet, and end."""
+        """Disconnect the viewers, and end."""
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
@@ -339,38 +329,38 @@ class Feed:
             viewer.leave("ending")
 
     def state(self) -> dict[str, Any]:
-        """What is true of the router, and the figures of the last second."""
+        """Return facts about the router, and the figures of the last second."""
         return {**self._about(), **self.figures.state()}
 
-    def join(self, wish: DecisionFilter, *, history: bool) -> Viewer:
-        """Someone wants to watch; with *history*, beginning with the last ten minutes.
+    def join(self, wanted: DecisionFilter, *, history: bool) -> Viewer:
+        """Return a new viewer; with *history* it begins with the last ten minutes.
 
         Raises:
             TooManyViewers: there are enough.
         """
         if len(self._viewers) >= MOST_VIEWERS:
-            raise TooManyViewers(f"{MOST_VIEWERS} watch already")
-        self.look()  # so that what happened until now is not told twice
-        viewer = Viewer(wish)
+            raise TooManyViewers(f"{MOST_VIEWERS} viewers already")
+        self.look()  # so that nothing is sent twice
+        viewer = Viewer(wanted)
         if history:
             viewer.send("history", self.figures.history())
         viewer.send("state", self.state())
-        before = [record for record in self._decisions.recent(len(self._decisions)) if wish.fits(record)][:BEFORE]
+        before = [record for record in self._decisions.recent(len(self._decisions)) if wanted.fits(record)][:BEFORE]
         viewer.show(before[::-1], (), BEFORE, row)
         if self._is_over:
             viewer.leave("ending")
             return viewer
         self._viewers.append(viewer)
-        self._came.set()
+        self._joined.set()
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """*viewer* has gone."""
+        """Remove *viewer*."""
         if viewer in self._viewers:
             self._viewers.remove(viewer)
 
     def look(self) -> None:
-        """Tell everyone what happened since the last look."""
+        """Send what happened since the last look."""
         decided, ended = self._activity.take()
         self.figures.add(decided, ended)
         now = self._clock()
@@ -404,10 +394,10 @@ class Feed:
             if self._viewers:
                 await asyncio.sleep(wait_s)
                 continue
-            # Nobody watches: once a second is enough, until somebody comes.
-            self._came.clear()
+            # Without viewers, one look per second is enough.
+            self._joined.clear()
             try:
                 async with asyncio.timeout(max(wait_s, self._next_second - self._clock())):
-                    await self._came.wait()
+                    await self._joined.wait()
             except TimeoutError:
                 continue

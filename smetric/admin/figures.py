@@ -1,4 +1,4 @@
-"""Figures of the last seconds."""
+"""Figures of the live page: rates, percentiles and loads of the last seconds, and their history of ten minutes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from smetric.fleet.record import DecisionRecord
 
 
-#: Seconds over which rates and percentiles are taken, and hit rates.
+#: Seconds over which rates and percentiles, and hit rates, are computed.
 WINDOW_S, HIT_WINDOW_S = 10, 60
-#: Seconds of history, and instances times seconds of it at most: with 1,024 instances it is a minute.
+#: Seconds of history, and most cells (instances × seconds): a minute with 1,024 instances.
 KEPT_S, MOST_CELLS = 600, 65_536
-#: Times of one second that percentiles are taken of.
+#: Times of one second that enter percentiles.
 _MOST_TIMES = 256
 
 
 @dataclass(slots=True)
 class _Second:
-    """What happened within one second; times in seconds, hits in tokens."""
+    """Events within one second; times in seconds, hits in tokens."""
 
     decisions: int = 0
     instances: Counter[str] = field(default_factory=Counter)
@@ -36,14 +36,14 @@ class _Second:
     predicted: int = 0
     actual: int = 0
     prompts: int = 0
-    #: By policy in shadow: how often it had an answer, and how often that agreed.
+    #: By policy in shadow: its answers, and those that agreed.
     answered: Counter[str] = field(default_factory=Counter)
     agreed: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class _Sample:
-    """One second of the history: the requests of each instance, then the figures of `SERIES`."""
+    """One second of the history: requests of each instance, and the figures of `SERIES`."""
 
     time_ms: int
     ids: tuple[str, ...]
@@ -51,16 +51,16 @@ class _Sample:
     values: tuple[float | None, ...]
 
 
-#: The figures of the whole router that have a history.
+#: Figures of the router with a history.
 SERIES = ("rate", "ttft_p50_s", "ttft_p99_s", "imbalance", "predicted", "actual", "age_s")
 
 
 class Figures:
-    """Keeps them.
+    """Figures of the last seconds and their history.
 
     Args:
-        instances: all instances.
-        clock: monotonic seconds, the one scrapes are stamped with.
+        instances: returns all instances.
+        clock: monotonic seconds, as of scrapes.
         now_ms: Unix milliseconds.
     """
 
@@ -72,13 +72,13 @@ class Figures:
         self._now_ms = now_ms
         self._second = _Second()
         self._window: deque[_Second] = deque(maxlen=WINDOW_S)
-        #: For each instance: prompt tokens found in its caches and looked up there since it started, second by second.
+        #: By instance, per second: prompt tokens found in its caches, and looked up there, since its start.
         self._caches: dict[str, deque[tuple[int, int]]] = {}
         self._history: deque[_Sample] = deque()
         self._state: dict[str, Any] = {}
 
     def add(self, decided: Sequence[DecisionRecord], ended: Sequence[DecisionRecord]) -> None:
-        """Count what happened."""
+        """Count decisions and endings."""
         second = self._second
         second.decisions += len(decided)
         second.outcomes.update([record.outcome for record in decided])
@@ -103,7 +103,7 @@ class Figures:
         second.prompts += prompts
 
     def close_second(self) -> None:
-        """A second has passed: compute its figures."""
+        """Compute the figures of the second that has passed."""
         self._window.append(self._second)
         self._second = _Second()
         instances = list(self._instances())
@@ -120,15 +120,15 @@ class Figures:
             self._history.popleft()
 
     def state(self) -> dict[str, Any]:
-        """The figures of the last whole second."""
+        """Return the figures of the last complete second."""
         if not self._state:
             self._state = self._compute(list(self._instances()))
         return self._state
 
     def history(self) -> dict[str, Any]:
-        """Second by second, oldest first: times, the requests of each instance that is there now, the router's series.
+        """Return the history, oldest first: times, requests of each current instance, and the router's series.
 
-        None stands where an instance was not there, or a figure was not known.
+        None stands for an instance that was absent, or an unknown figure.
         """
         samples = list(self._history)
         ids = samples[-1].ids if samples else ()
@@ -197,7 +197,7 @@ class Figures:
         }
 
     def _hit_rate(self, instance: Instance) -> float | None:
-        """Share of the prompt tokens of the last minute that the engine found in a cache."""
+        """Return the share of the prompt tokens of the last minute that the engine found in a cache."""
         tokens = instance.prefix_tokens
         if tokens is None:
             self._caches.pop(instance.id, None)
@@ -205,18 +205,18 @@ class Figures:
         found = tokens.local + tokens.external
         seen = self._caches.setdefault(instance.id, deque(maxlen=HIT_WINDOW_S))
         if seen and seen[-1][1] > found + tokens.missed:
-            seen.clear()  # its process began anew
+            seen.clear()  # a new process
         seen.append((found, found + tokens.missed))
         return _share(found - seen[0][0], found + tokens.missed - seen[0][1])
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The value that *share* of the values, in order, do not exceed; None of none."""
+    """Return the value that *share* of the sorted values do not exceed; None without values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 def imbalance(instances: Iterable[Instance]) -> float | None:
-    """Most requests of an instance by the mean of those that serve the same models, at worst; None while all idle."""
+    """Return the largest ratio of an instance's requests to the mean of its models' instances; None if all are idle."""
     groups: dict[frozenset[str] | None, list[float]] = {}
     for instance in instances:
         if instance.healthy and not instance.draining:

@@ -1,4 +1,4 @@
-"""Guard of the admin port: token and rate of wrong ones."""
+"""Guard of the admin port: its token, a limit on wrong tokens, and requests that a web page may have sent."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from smetric.sources.shared.peers import PATH as PLACEMENTS
 log = structlog.get_logger("smetric.admin")
 
 OPEN = frozenset({"/metrics", "/healthz", "/readyz", PAGE})
-#: The files of the live page, which asks for the token itself.
+#: Files of the live page; the page itself asks for the token.
 _PAGE_FILES = f"{PAGE}/"
-#: So many refusals of one address in so many seconds; beyond them it is not even compared, and not logged.
+#: Refusals of one address in a window; above them, tokens are neither compared nor logged.
 MOST_REFUSALS, WINDOW_S = 10, 60.0
 _READING = frozenset({"GET", "HEAD"})
-#: What paths end with that are asked by POST and change nothing.
+#: Suffix of paths that are asked by POST and change nothing.
 _TRYING = "/try"
 
 
 class AdminGuard:
-    """Wraps the admin port's app.
+    """ASGI guard around the app of the admin port.
 
     Args:
-        app: what answers those who may.
-        token: what they must know; None on a loopback address, where every local user may.
+        app: the app.
+        token: the token; None on a loopback address, open to every local user.
         clock: seconds.
     """
 
@@ -41,11 +41,11 @@ class AdminGuard:
         self._app = app
         self._token = token
         self._clock = clock
-        #: By address: when the window began, and refusals in it.
+        #: By address: begin of the window, and refusals in it.
         self._refusals: LRUCache[str, tuple[float, int]] = LRUCache(1024)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or refuse."""
+        """Pass the request on, or refuse it."""
         if scope["type"] != "http" or scope["path"] in OPEN or scope["path"].startswith(_PAGE_FILES):
             await self._app(scope, receive, send)
             return
@@ -58,15 +58,15 @@ class AdminGuard:
             await self._app(scope, receive, send)
             return
 
-        async def told(message: Message) -> None:
+        async def logged(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 log.info("smetric.admin.changed", client=client, method=scope["method"], path=scope["path"][:200])
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, logged)
 
     def _problem(self, scope: Scope, client: str) -> tuple[int, str] | None:
-        """Status and reason, if *client* may not."""
+        """Return status and reason of a refusal, or None."""
         if scope["path"] == PLACEMENTS:
             return _by_a_page(scope["method"], scope["headers"])
         if self._token is None:
@@ -98,14 +98,14 @@ class AdminGuard:
 
 
 def _by_a_page(method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
-    """Why a request may be what a web page sends here: a browser says so, and cannot be made not to."""
+    """Return a refusal of a change that a web page may have sent; a page cannot remove the `Origin` of a browser."""
     if method not in _READING and first(headers, b"origin") is not None:
         return 403, "browsers may change nothing here; use the commands, such as smetric drain, or curl -X POST"
     return None
 
 
 def _by_a_name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
-    """Why a request may be that of a web page whose name was made to lead here."""
+    """Return a refusal of a request that a web page may have sent by a name that resolves to this address."""
     host = (first(headers, b"host") or b"").decode("latin-1").rpartition(":")
     name = host[0] or host[2]
     if "." in name and not is_address(name.strip("[]")):

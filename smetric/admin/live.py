@@ -1,4 +1,7 @@
-"""Admin routes of the live page."""
+"""Live page: its files, the feed, one decision in full, and what another policy would have chosen.
+
+All routes only read. A decision is shown from its record; nothing is looked up again.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,12 @@ from smetric.routing.routes import Routes
 from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Telemetry
 
-# A decision in full, as the live page opens it: the whole table, the rules with their numbers, the policy's text.
-#
-# Everything comes from the record; nothing is looked up again.
-
-#: Candidates in the table at most.
+#: Most candidates in the table.
 MOST_ROWS = 256
 
 
 def account(record: DecisionRecord) -> dict[str, Any]:
-    """The account."""
+    """Return a decision in full: its row, the rules with their numbers, the table, and the text of the policy."""
     decision, request = record.decision, record.request
     result = row(record) | full(record, top=0)
     result |= {
@@ -65,7 +64,7 @@ def account(record: DecisionRecord) -> dict[str, Any]:
 
 
 def rules(decision: Decision) -> list[dict[str, Any]]:
-    """The statements of the policy in order: which lines they stand on, and what came of each."""
+    """Return the statements of the policy in order, with their lines and results."""
     source, visited = decision.policy.source, len(decision.stops)
     filters = iter(decision.filters)
     guards = iter(decision.guards)
@@ -99,13 +98,13 @@ def rules(decision: Decision) -> list[dict[str, Any]]:
 
 
 def table(decision: Decision, source: str) -> dict[str, Any]:
-    """What the policy saw of each candidate: columns with their meaning, rows with value, age and source of each cell.
+    """Return what the policy saw of the candidates: columns with their meaning, and cells with value, age and source.
 
-    The chosen one first, then *source*, then the best of the others, then those that a filter left out, and which.
+    The order is: the chosen one, *source*, the other candidates by rank, and those that a filter left out.
 
     Args:
         decision: the decision.
-        source: the instance that the request was taken away from; empty where it was not.
+        source: the instance that the request was moved from, or empty.
     """
     snapshot, score = decision.snapshot, decision.score
     ranked = decision.ranked
@@ -160,20 +159,18 @@ def table(decision: Decision, source: str) -> dict[str, Any]:
     }
 
 
-# The policies that a decision can be held against: those that ship and those that the settings name.
-
-#: Seconds for which a policy once loaded is used again, whatever its file says by then.
+#: Seconds for which a loaded policy is reused, whatever its file says by then.
 KEPT_S = 15.0
-#: Stands before the name of the route whose policy, as it is in force now, is asked.
+#: Prefix of the name of a route whose current policy is asked.
 IN_FORCE = "in force: "
 
 
-class Others:
-    """Loads those that ship when they are asked for, off the event loop.
+class OtherPolicies:
+    """Policies for what-if: the shipped ones, loaded on demand off the event loop, and those in the settings.
 
     Args:
-        in_force: the policies that the settings name, by route.
-        shipped: the files of those that ship, by name.
+        in_force: returns the policies of the settings, by route.
+        shipped: files of the shipped ones, by name.
     """
 
     def __init__(self, in_force: Callable[[], Mapping[str, Policy]], shipped: Mapping[str, Path]) -> None:
@@ -182,11 +179,11 @@ class Others:
         self._loaded: TTLCache[str, Policy] = TTLCache(64, KEPT_S)
 
     def names(self) -> list[str]:
-        """What may be asked for."""
+        """Return the names that may be asked for."""
         return [*self._shipped, *(f"{IN_FORCE}{route}" for route in self._in_force())]
 
     async def judge(self, record: DecisionRecord, name: str) -> dict[str, Any]:
-        """What the policy *name*, one of `names`, would have chosen where *record* was decided, as JSON.
+        """Return as JSON what the policy *name*, one of `names`, would have chosen in place of *record*.
 
         Raises:
             ConfigError: its file cannot be read.
@@ -226,27 +223,28 @@ class Others:
         return policy
 
 
-# The live page's parts, put together: the feed, and the policies that decisions can be held against.
-
-
 class LiveStack:
-    """What the page of one router shows.
+    """Parts of the live page of one router.
 
     Args:
-        telemetry: where decisions come from.
+        telemetry: source of the decisions.
         fleet: the instances.
-        routes: the policies that the settings name.
-        trace_url: where a trace is shown, with `{trace_id}` in it; empty for nowhere.
+        routes: the policies of the settings.
+        trace_url: URL of a trace, with `{trace_id}` in it, or empty.
     """
 
     def __init__(self, telemetry: Telemetry, fleet: Fleet, routes: Routes, trace_url: str) -> None:
         self._routes = routes
         self._trace_url = trace_url
         figures = Figures(lambda: fleet.instances, fleet.clock, lambda: time.time_ns() // 1_000_000)
-        #: Where decisions are looked up.
         self.decisions = telemetry.decisions
         self.feed = Feed(telemetry.activity, figures, telemetry.decisions, self._about)
-        self.others = Others(lambda: {file.name: file.current.policy for file in routes.files()}, shipped_policies())
+        self.others = OtherPolicies(
+            lambda: {file.name: file.current.policy for file in routes.files()}, shipped_policies()
+        )
+
+    def _in_force(self) -> dict[str, Policy]:
+        return {file.name: file.current.policy for file in self._routes.files()}
 
     def _about(self) -> dict[str, Any]:
         policies = []
@@ -262,9 +260,7 @@ class LiveStack:
         }
 
 
-# The admin port's routes of the live page: its files, the feed, a decision in full, and what-if. All only read.
-
-#: Where the page is; it and what lies below is open, for it holds nothing but the page itself.
+#: Path of the page. It and its files need no token: they hold no data.
 PAGE = "/admin/ui"
 _FILES = Path(__file__).parent / "ui"
 _KINDS = {
@@ -284,7 +280,7 @@ _FRESH = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 def live_routes(live: LiveStack) -> list[Route]:
-    """The page, `/admin/state`, `/admin/decisions/stream`, and below a decision `/account` and `/what-if`."""
+    """Return the page, `/admin/state`, `/admin/decisions/stream`, and below a decision `/account` and `/what-if`."""
     feed, others = live.feed, live.others
     pages = {path.name: (path.read_bytes(), _KINDS[path.suffix]) for path in _FILES.iterdir() if path.suffix in _KINDS}
     tags = {name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, (body, _) in pages.items()}
@@ -310,16 +306,16 @@ def live_routes(live: LiveStack) -> list[Route]:
         query = request.query_params
         if (history := query.get("history", "1")) not in ("0", "1"):
             raise HTTPException(400, f"history={history[:64]!r}: 0 or 1")
-        if request.method == "HEAD":  # its client waits for no body, and the next request for this one's end
+        if request.method == "HEAD":  # no body follows, and the next request waits for the end of this one
             return Response(headers=_FRESH, media_type="text/event-stream")
         try:
-            viewer = feed.join(DecisionFilter.of(query), history=history == "1")
+            viewer = feed.join(DecisionFilter.from_query(query), history=history == "1")
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         except TooManyViewers as error:
             raise HTTPException(503, f"{error}; close a page") from None
         headers = {**_FRESH, "x-accel-buffering": "no"}
-        return StreamingResponse(_watched(feed, viewer), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(_messages(feed, viewer), media_type="text/event-stream", headers=headers)
 
     async def one(request: Request) -> Response:
         return _json(account(decision_of(request, live.decisions)))
@@ -346,7 +342,7 @@ def live_routes(live: LiveStack) -> list[Route]:
     ]
 
 
-async def _watched(feed: Feed, viewer: Viewer) -> AsyncIterator[bytes]:
+async def _messages(feed: Feed, viewer: Viewer) -> AsyncIterator[bytes]:
     try:
         async for message in viewer.messages():
             yield message

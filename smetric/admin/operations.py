@@ -1,4 +1,4 @@
-"""Admin routes of drains, savings and placements."""
+"""Admin routes of drains, savings, and the placements that routers share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from smetric.fleet.instance import Instance
 from smetric.sources.shared.peers import OWN, PATH, OwnBatch, Peers, UnreadableBatch
 from smetric.telemetry.savings import Savings
 
-# The admin port's routes by which operators drain instances; what draining is, is `smetric.fleet.drains`'s.
-
 
 def drain_routes(fleet: Fleet, drains: Drains) -> list[AdminRoute]:
-    """`POST /admin/instances/{id}/drain` and `…/undrain`; both answer with how the instance stands then."""
+    """Return `POST /admin/instances/{id}/drain` and `…/undrain`; both answer with the new state of the instance."""
 
     def route(verb: str, act: Callable[[Instance], str]) -> AdminRoute:
         async def change(request: Request) -> Response:
@@ -45,26 +43,21 @@ def drain_routes(fleet: Fleet, drains: Drains) -> list[AdminRoute]:
     return [route("drain", drains.drain), route("undrain", drains.undrain)]
 
 
-# The admin port's route that tells what decisions cost or saved; what is counted is `smetric.telemetry.savings`'s.
-
-
 def savings_routes(savings: Savings) -> list[AdminRoute]:
-    """`GET /admin/savings`: tokens and seconds saved or lost, by day, policy and rule."""
+    """Return `GET /admin/savings`: tokens and seconds saved or lost, by day, policy and rule."""
 
-    async def told(_: Request) -> Response:
+    async def report(_: Request) -> Response:
         return as_json({"savings": savings.report()})
 
-    return [AdminRoute("/admin/savings", told)]
+    return [AdminRoute("/admin/savings", report)]
 
-
-# The admin port's routes by which sidecars share placements; what is shared is in `smetric.sources.peers`.
 
 #: Longest time a batch may take to arrive, seconds.
 ARRIVAL_S = 5.0
 
 
 def placement_routes(peers: Peers) -> list[AdminRoute]:
-    """`POST` takes a batch (204; 421 if this router sent it itself), `GET` gives an image of the index."""
+    """Return the routes between routers: `POST` takes a batch (421 if it is its own), `GET` returns an index image."""
 
     async def take(request: Request) -> Response:
         _admit(request)

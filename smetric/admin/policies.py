@@ -1,4 +1,7 @@
-"""Admin routes of policies."""
+"""Admin routes of policies: list them, try a candidate on the last decisions, and roll back.
+
+A trial swaps nothing. For decisions on disk there is `smetric replay`.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,7 @@ from smetric.routing.policy_files import Generation, NoGeneration, Origin, Polic
 from smetric.routing.routes import Route, Routes
 from smetric.telemetry.decisions import KEPT, DecisionLog
 
-# Tries a candidate on the last decisions before it acts: how often it would have chosen otherwise, and where.
-#
-# Nothing is swapped. Decisions on disk are `smetric replay`'s.
-
-#: Seconds after which no further decision is evaluated, and examples that are explained.
+#: Seconds of a trial, and examples that it explains.
 MOST_S = 5.0
 EXAMPLES = 5
 
@@ -43,12 +42,12 @@ Settings = Mapping[str, float | str | bool]
 
 
 def candidate_of(file: PolicyFile, text: str, settings: Settings | None, libraries: Mapping[str, str]) -> Policy:
-    """The policy that *text* is, in the place of *file*.
+    """Return the policy of *text* as a candidate for *file*.
 
     Args:
-        file: what it is tried against.
-        text: of the candidate.
-        settings: values of its parameters; None for those configured there.
+        file: the policy that it is tried against.
+        text: text of the candidate.
+        settings: parameter values; None for the configured ones.
         libraries: texts by name; others are read beside the file.
 
     Raises:
@@ -70,40 +69,39 @@ def trial(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """How *candidate* compares with what was decided in *records*, oldest first, as JSON values.
+    """Return how *candidate* compares with the decisions of *records*, oldest first, as JSON values.
 
-    Stops after `MOST_S` seconds, and says so; also once it *is_given_up*, asked before each decision.
+    It stops after `MOST_S` seconds, and says so; also as soon as *is_given_up* returns true, asked before each
+    decision.
     """
     end = clock() + MOST_S
     found = Comparison(RECORDED, candidate.name)
     in_time = itertools.takewhile(lambda _: clock() < end and not is_given_up(), recorded(records, [candidate]))
     replay(in_time, Judges(candidate), None, found)
-    told = report.examples(found, EXAMPLES)
+    examples = report.examples(found, EXAMPLES)
     return {
         "candidate": f"{candidate.name}@{candidate.digest}",
         "warnings": [one.brief(candidate.source) for one in candidate.warnings],
         "cut_short": found.read < len(records),
-        **report.as_json(found, told),
-        "text": report.as_text(found, told),
+        **report.as_json(found, examples),
+        "text": report.as_text(found, examples),
     }
 
 
-# The admin port's routes by which operators see all policies, try another one, and go back to an earlier one.
-
 T = TypeVar("T")
 
-#: Libraries that may be sent along with a candidate.
+#: Most libraries sent with a candidate.
 _MOST_LIBRARIES = 32
 
 
 class _Candidate(msgspec.Struct, forbid_unknown_fields=True):
-    """What `try` is sent; a body that is no JSON is the text of a policy.
+    """Body of `try`. A body that is not JSON is the text of a policy.
 
     Args:
         policy: the text.
-        params: values of its parameters; those configured there when not given.
-        libraries: texts of libraries by name; others are read beside the file of the policy in force.
-        last: how many decisions it is tried on.
+        params: parameter values; the configured ones by default.
+        libraries: texts of libraries by name; others are read beside the current policy.
+        last: decisions that it is tried on.
     """
 
     policy: str
@@ -112,19 +110,19 @@ class _Candidate(msgspec.Struct, forbid_unknown_fields=True):
     last: int = KEPT
 
 
-class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
-    """What `rollback` may be sent: the generation to go back to; the one before when not given."""
+class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of `rollback`: the generation to restore; the previous one by default."""
 
     generation: int | None = None
 
 
 def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Event) -> list[AdminRoute]:
-    """`/admin/policy` (the last route's), `/admin/policies`, and of one of these itself, `…/rollback` and `…/try`.
+    """Return `/admin/policy` (the last route's), `/admin/policies`, and below one of these `…/rollback` and `…/try`.
 
     Args:
         routes: all policies.
-        decisions: the last decisions, which candidates are tried on.
-        ending: set when the router ends, so that a thread that tries one does not hold it up.
+        decisions: the last decisions, on which candidates are tried.
+        ending: set when the router ends, so that a thread with a trial does not delay it.
     """
     trying = asyncio.Lock()
 
@@ -136,8 +134,8 @@ def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Even
 
     async def default(_: Request) -> Response:
         about = _about(routes.last, routes.last.control.file)
-        told = ("hash", "generation", "path", "params", "reads", "kept_because")
-        return as_json({"name": about["policy"]} | {key: about[key] for key in told})
+        shown = ("hash", "generation", "path", "params", "reads", "kept_because")
+        return as_json({"name": about["policy"]} | {key: about[key] for key in shown})
 
     async def every(_: Request) -> Response:
         return as_json({"policies": [_about(route, file) for route in routes.all for file in route.files()]})
@@ -148,7 +146,7 @@ def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Even
 
     async def rollback(request: Request) -> Response:
         route, file = find(request)
-        wanted = _read(await body_of(request) or b"{}", _Wanted)
+        wanted = _read(await body_of(request) or b"{}", _Rollback)
         try:
             file.restore(Origin.ROLLBACK, wanted.generation)
         except NoGeneration as error:
@@ -169,7 +167,7 @@ def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Even
             if record.route == route.name and record.decision is not None and record.arm == arms[file]
         ][: candidate.last][::-1]
         async with trying:
-            # In a thread: a thousand decisions take a tenth of a second and more, and streams must not wait for them.
+            # In a thread: a thousand decisions take a tenth of a second and more.
             try:
                 loaded = await asyncio.to_thread(
                     candidate_of, file, candidate.policy, candidate.params, candidate.libraries
@@ -197,7 +195,7 @@ def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Even
 
 
 def _about(route: Route, file: PolicyFile) -> dict[str, Any]:
-    """How a policy stands."""
+    """Return the state of a policy."""
     current, previous, match = file.current, file.previous(), route.match
     arms = [arm.name for arm in (route.control, route.canary) if arm is not None and arm.file is file]
     return {
@@ -246,7 +244,7 @@ def _text(generation: Generation) -> dict[str, Any]:
 
 
 def _candidate(body: bytes) -> _Candidate:
-    """What is to be tried."""
+    """Return the candidate in a body."""
     if body.lstrip().startswith(b"{"):
         candidate = _read(body, _Candidate)
     else:
@@ -266,4 +264,4 @@ def _read(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:
-        raise HTTPException(400, f"the body does not say what is wanted: {error}") from error
+        raise HTTPException(400, f"the body is not as expected: {error}") from error

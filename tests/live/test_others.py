@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from smetric.admin.live import IN_FORCE, Others
+from smetric.admin.live import IN_FORCE, OtherPolicies
 from tests.records.drive import Fleet, policy
 
 REJECT = 'policy strict\nreject {} "no" when req.turn == 0\nroute rr_argmin(requests)\n'
@@ -18,5 +18,5 @@ async def test_nobody_chosen_for_another_reason_is_not_the_same(other: str, agre
     fleet = Fleet(random.Random(3), 4)
     record = fleet.decide(policy(REJECT.format(503)), fleet.request(turn=0))
     assert record.instance is None
-    others = Others(lambda: {"other": policy(other)}, {})
+    others = OtherPolicies(lambda: {"other": policy(other)}, {})
     assert (await others.judge(record, f"{IN_FORCE}other"))["agrees"] is agrees

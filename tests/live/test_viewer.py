@@ -49,7 +49,7 @@ def test_what_is_out_of_the_ordinary_is_taken_first_then_what_migrated_then_some
 
 
 async def test_a_viewer_is_told_how_many_fitted_and_shown_some() -> None:
-    viewer = Viewer(DecisionFilter.of({"outcome": "odd"}))
+    viewer = Viewer(DecisionFilter.from_query({"outcome": "odd"}))
     viewer.show([*ORDINARY, *REJECTED], (), 5, row)
     ((event, data),) = await told(viewer)
     assert (event, data["matched"], len(data["rows"])) == ("decisions", 40, 5)
@@ -57,7 +57,7 @@ async def test_a_viewer_is_told_how_many_fitted_and_shown_some() -> None:
 
 
 async def test_nothing_is_sent_where_nothing_fits() -> None:
-    viewer = Viewer(DecisionFilter.of({"rule": "nothing"}))
+    viewer = Viewer(DecisionFilter.from_query({"rule": "nothing"}))
     viewer.show(ORDINARY, ORDINARY, 5, row)
     assert await told(viewer) == []
 

@@ -9,8 +9,8 @@ from tests.telemetry import samples
 
 
 def test_nothing_asked_for_is_everything() -> None:
-    assert DecisionFilter.of({}).fits(samples.record())
-    assert DecisionFilter.of({"text": "", "outcome": "", "migrated": "0"}).fits(samples.record(names.ERROR))
+    assert DecisionFilter.from_query({}).fits(samples.record())
+    assert DecisionFilter.from_query({"text": "", "outcome": "", "migrated": "0"}).fits(samples.record(names.ERROR))
 
 
 @pytest.mark.parametrize(
@@ -33,25 +33,25 @@ def test_nothing_asked_for_is_everything() -> None:
     ],
 )
 def test_each_filter_chooses(query: dict[str, str], fits: bool) -> None:
-    assert DecisionFilter.of(query).fits(samples.record(hits=(0, 880, 0), loads=(2, 3, 1))) is fits
+    assert DecisionFilter.from_query(query).fits(samples.record(hits=(0, 880, 0), loads=(2, 3, 1))) is fits
 
 
 def test_the_text_finds_ids_models_and_the_guard_that_failed() -> None:
     record = samples.record(hits=(0, 880, 0), loads=(0, 30, 1), model="Qwen3")
     record.trace_id = "0af7651916cd43dd8448eb211c80319c"
     for text in (record.id[4:12], "0af7", "qwen", "not_overloaded"):
-        assert DecisionFilter.of({"text": text}).fits(record), text
+        assert DecisionFilter.from_query({"text": text}).fits(record), text
 
 
 def test_odd_is_what_is_neither_routed_nor_pinned() -> None:
-    odd = DecisionFilter.of({"outcome": "odd"})
+    odd = DecisionFilter.from_query({"outcome": "odd"})
     assert [odd.fits(samples.record(outcome)) for outcome in names.OUTCOMES] == [False, False, True, True, True, True]
 
 
 def test_migrated_is_what_telemetry_says_has_migrated() -> None:
     record = samples.record()
     record.migration = Migration("gpu-0", "not_overloaded", 100)
-    assert DecisionFilter.of({"migrated": "1"}).fits(record)
+    assert DecisionFilter.from_query({"migrated": "1"}).fits(record)
 
 
 def test_the_margin_is_a_share_of_the_larger_score() -> None:

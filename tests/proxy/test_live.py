@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from smetric.admin.feed import MOST_VIEWERS, DecisionFilter
-from smetric.admin.live import Others
+from smetric.admin.live import OtherPolicies
 from smetric.config.settings import Admin, ShadowSettings
 from smetric.fleet.record import DecisionRecord
 from tests.fakes import FakeEngine, RawClient, request
@@ -232,10 +232,10 @@ async def test_another_policy_is_asked_what_it_would_have_chosen() -> None:
 
 
 async def test_a_bug_in_what_another_policy_is_asked_is_none_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(self: Others, record: DecisionRecord, name: str) -> Any:
+    async def broken(self: OtherPolicies, record: DecisionRecord, name: str) -> Any:
         raise KeyError(name)
 
-    monkeypatch.setattr(Others, "judge", broken)
+    monkeypatch.setattr(OtherPolicies, "judge", broken)
     async with fresh(FakeEngine()) as router:
         id = (await router.chat()).value("x-smetric-decision-id")
         assert (await router.admin(f"/admin/decisions/{id}/what-if?policy=bailian")).status == 500
