@@ -1,4 +1,4 @@
-"""Operators see all policies, try another one on what was decided, and go back to an earlier one."""
+"""Admin routes of policies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from smetric.fleet.record import DecisionRecord
 from smetric.policy import Policy
 from tests.fakes import FakeEngine, Response, fetch, until
 from tests.faults.harness import CANARY, Running, chat, running
-from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -101,8 +100,8 @@ async def test_a_generation_that_is_not_there_is_refused_and_those_that_are_name
         for body, status, said in (
             ({"generation": 7}, 409, "generation 7 is not kept; there are 1, 2"),
             ({"generation": 2}, 409, "generation 2 is what acts already"),
-            ({"generation": "x"}, 400, "the body does not say what is wanted: Expected `int | null`"),
-            ({"to": 1}, 400, "the body does not say what is wanted: Object contains unknown field `to`"),
+            ({"generation": "x"}, 400, "the body is not as expected: Expected `int | null`"),
+            ({"to": 1}, 400, "the body is not as expected: Object contains unknown field `to`"),
         ):
             found, answer = await post(router, "/admin/policies/default/rollback", body)
             assert (found, answer["error"].startswith(said)) == (status, True), answer
@@ -241,8 +240,8 @@ route rr_argmin(0)
         (b"library p\n", 422, "decides nothing"),
         (b"", 422, ""),
         (b"\xff", 400, "neither JSON nor"),
-        (b'{"policy": 3}', 400, "does not say what is wanted"),
-        (b'{"policy": %b}' % (b"[" * 9_000), 400, "does not say what is wanted"),
+        (b'{"policy": 3}', 400, "is not as expected"),
+        (b'{"policy": %b}' % (b"[" * 9_000), 400, "is not as expected"),
         (b'{"policy": "policy p", "last": 0}', 400, "last=0"),
         (b'{"policy": "policy p", "lsat": 1}', 400, "unknown field"),
         (b"#" * 70_000, 413, "65536 bytes"),

@@ -1,4 +1,4 @@
-"""The admin port says what it does not understand, instead of answering as if it had."""
+"""Admin port: routes and their parameters."""
 
 from __future__ import annotations
 

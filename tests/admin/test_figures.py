@@ -1,3 +1,5 @@
+"""Figures of the live page."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,9 @@
+"""Live page: decisions in full, what-if, and the routes."""
+
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -10,12 +13,82 @@ import aiohttp
 import orjson
 import pytest
 
+from smetric import names
 from smetric.admin.feed import MOST_VIEWERS, DecisionFilter
-from smetric.admin.live import OtherPolicies
+from smetric.admin.live import IN_FORCE, MOST_ROWS, OtherPolicies, account
 from smetric.config.settings import Admin, ShadowSettings
-from smetric.fleet.record import DecisionRecord
+from smetric.fleet.record import DecisionRecord, Migration
 from tests.fakes import FakeEngine, RawClient, request
 from tests.faults.harness import Running, running
+from tests.records.drive import Fleet, policy
+from tests.telemetry import samples
+
+
+def test_the_table_tells_value_age_and_source_of_each_cell_and_what_was_unknown() -> None:
+    record = samples.record(hits=(0, 880, 0), loads=(2, 3, 1), known=[False, True, True])
+    table = account(record)["table"]
+    assert [column["name"] for column in table["columns"]] == ["requests", "hit_len"] or [
+        column["name"] for column in table["columns"]
+    ] == ["hit_len", "requests"]
+    hit = next(i for i, column in enumerate(table["columns"]) if column["name"] == "hit_len")
+    assert table["columns"][hit]["unit"] == "tokens"
+    rows = {row["id"]: row for row in table["rows"]}
+    assert rows["gpu-1"]["chosen"]
+    assert rows["gpu-1"]["cells"][hit]["value"] == "880"
+    assert rows["gpu-0"]["cells"][hit] == {"value": "0", "unknown": True}
+
+
+def test_the_rules_tell_both_sides_of_each_comparison_and_the_lines_they_stand_on() -> None:
+    record = samples.record(hits=(0, 880, 0), loads=(0, 30, 1))
+    told = account(record)
+    full, stick, balance = told["rules"]
+    assert (full["kind"], full["result"]) == ("reject", "passed over")
+    assert stick["guards"] == [
+        {"guard": "req.turn != 0", "held": True, "numbers": "req.turn is 3"},
+        {"guard": "not_overloaded", "held": False, "numbers": "30 > 2 × 10.33"},
+    ]
+    assert (balance["fired"], balance["result"]) == (True, "fired")
+    first, last = balance["lines"]
+    assert told["text"].splitlines()[first - 1 : last] == ["route rr_argmin(requests) as balance"]
+
+
+def test_a_rule_that_was_not_reached_says_so() -> None:
+    told = account(samples.record(names.REJECTED))
+    assert [rule["result"] for rule in told["rules"]] == ["fired", "not reached", "not reached"]
+    assert [rule["fired"] for rule in told["rules"]] == [True, False, False]
+
+
+def test_the_instance_a_request_was_taken_away_from_is_marked_and_shown_however_many_there_are() -> None:
+    count = MOST_ROWS + 40
+    hits = [0.0] * (count - 1) + [880.0]
+    record = samples.record(hits=hits, loads=[1.0] * (count - 1) + [2000.0])
+    record.migration = Migration(f"gpu-{count - 1}", "not_overloaded", 880)
+    table = account(record)["table"]
+    assert len(table["rows"]) == MOST_ROWS
+    assert table["more"] == count - MOST_ROWS
+    assert [row["id"] for row in table["rows"] if row.get("left")] == [table["rows"][1]["id"]] == [f"gpu-{count - 1}"]
+
+
+def test_where_no_policy_ran_there_is_a_sentence_and_no_table() -> None:
+    told = account(samples.record(names.PINNED))
+    assert "table" not in told
+    assert told["sentence"].startswith("pinned: ")
+
+
+# What another policy would have chosen is held against what was chosen, or done instead.
+
+REJECT = 'policy strict\nreject {} "no" when req.turn == 0\nroute rr_argmin(requests)\n'
+HOLD = "policy patient\nhold for 5s when req.turn == 0\nroute rr_argmin(requests)\n"
+
+
+@pytest.mark.parametrize(("other", "agrees"), [(REJECT.format(503), True), (REJECT.format(429), False), (HOLD, False)])
+async def test_nobody_chosen_for_another_reason_is_not_the_same(other: str, agrees: bool) -> None:
+    fleet = Fleet(random.Random(3), 4)
+    record = fleet.decide(policy(REJECT.format(503)), fleet.request(turn=0))
+    assert record.instance is None
+    others = OtherPolicies(lambda: {"other": policy(other)}, {})
+    assert (await others.judge(record, f"{IN_FORCE}other"))["agrees"] is agrees
+
 
 pytestmark = pytest.mark.slow
 
@@ -179,7 +252,7 @@ async def test_there_may_only_be_so_many_viewers_and_who_leaves_makes_room() -> 
             await of_kind(events, "state")
             others = [feed.join(DecisionFilter(), history=False) for _ in range(MOST_VIEWERS - 1)]
             answer = await router.admin("/admin/decisions/stream")
-            assert (answer.status, orjson.loads(answer.body)["error"]) == (503, "16 watch already; close a page")
+            assert (answer.status, orjson.loads(answer.body)["error"]) == (503, "16 viewers already; close a page")
             for one in others:
                 feed.leave(one)
         async with stream(router, "?history=0") as events:

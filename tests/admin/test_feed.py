@@ -1,0 +1,314 @@
+"""Feed of the live page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric import names
+from smetric.admin.feed import (
+    BEFORE,
+    LOOKS,
+    MOST_A_SECOND,
+    MOST_VIEWERS,
+    MOST_WAITING,
+    DecisionFilter,
+    Feed,
+    TooManyViewers,
+    Viewer,
+    margin_of,
+    row,
+    sample,
+)
+from smetric.admin.figures import Figures
+from smetric.fleet.record import DecisionRecord, Migration
+from smetric.telemetry.decisions import Activity, DecisionLog
+from tests.fakes import exchange_of, until
+from tests.telemetry import samples
+
+
+def test_nothing_asked_for_is_everything() -> None:
+    assert DecisionFilter.from_query({}).fits(samples.record())
+    assert DecisionFilter.from_query({"text": "", "outcome": "", "migrated": "0"}).fits(samples.record(names.ERROR))
+
+
+@pytest.mark.parametrize(
+    ("query", "fits"),
+    [
+        ({"outcome": "routed"}, True),
+        ({"outcome": "rejected"}, False),
+        ({"outcome": "odd"}, False),
+        ({"rule": "stick"}, True),
+        ({"rule": "balance"}, False),
+        ({"instance": "gpu-1"}, True),
+        ({"instance": "gpu-2"}, False),
+        ({"text": "STICK"}, True),
+        ({"text": "gpu-1"}, True),
+        ({"text": "gpu-2"}, False),
+        ({"rule": "stick", "instance": "gpu-2"}, False),
+        ({"migrated": "1"}, False),
+        ({"margin": "0.05"}, False),
+        ({"margin": "1"}, True),
+    ],
+)
+def test_each_filter_chooses(query: dict[str, str], fits: bool) -> None:
+    assert DecisionFilter.from_query(query).fits(samples.record(hits=(0, 880, 0), loads=(2, 3, 1))) is fits
+
+
+def test_the_text_finds_ids_models_and_the_guard_that_failed() -> None:
+    record = samples.record(hits=(0, 880, 0), loads=(0, 30, 1), model="Qwen3")
+    record.trace_id = "0af7651916cd43dd8448eb211c80319c"
+    for text in (record.id[4:12], "0af7", "qwen", "not_overloaded"):
+        assert DecisionFilter.from_query({"text": text}).fits(record), text
+
+
+def test_odd_is_what_is_neither_routed_nor_pinned() -> None:
+    odd = DecisionFilter.from_query({"outcome": "odd"})
+    assert [odd.fits(samples.record(outcome)) for outcome in names.OUTCOMES] == [False, False, True, True, True, True]
+
+
+def test_migrated_is_what_telemetry_says_has_migrated() -> None:
+    record = samples.record()
+    record.migration = Migration("gpu-0", "not_overloaded", 100)
+    assert DecisionFilter.from_query({"migrated": "1"}).fits(record)
+
+
+def test_the_margin_is_a_share_of_the_larger_score() -> None:
+    assert margin_of(samples.record(hits=(0, 880, 440))) == 0.5
+    assert margin_of(samples.record(hits=(0, 0, 0))) == 0.0
+    assert margin_of(samples.record(hits=(880,), loads=(1,))) is None
+    assert margin_of(samples.record(names.PINNED)) is None
+
+
+ORDINARY = [samples.record() for _ in range(200)]
+REJECTED = [samples.record(names.REJECTED) for _ in range(40)]
+
+
+async def messages_of(viewer: Viewer) -> list[tuple[str, Any]]:
+    """What waits for the viewer, who then leaves."""
+    viewer.leave("test")
+    found = []
+    async for message in viewer.messages():
+        name, data = message.decode().removesuffix("\n\n").split("\n")
+        found.append((name.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))))
+    assert found.pop() == ("over", {"why": "test"})
+    return found
+
+
+@given(st.lists(st.sampled_from(ORDINARY[:20] + REJECTED[:5]), unique_by=id, max_size=25), st.integers(0, 30))
+def test_a_sample_is_at_most_as_large_as_asked_in_order_and_without_doubles(
+    records: Sequence[DecisionRecord], most: int
+) -> None:
+    taken = sample(records, most)
+    assert len(taken) == min(most, len(records))
+    places = [records.index(record) for record in taken]
+    assert places == sorted(set(places))
+
+
+def test_what_is_out_of_the_ordinary_is_taken_first_then_what_migrated_then_some_of_all() -> None:
+    moved = samples.record()
+    moved.migration = Migration("gpu-0", "not_overloaded", 100)
+    records = [*ORDINARY[:100], *REJECTED[:2], *ORDINARY[100:], moved]
+    taken = sample(records, 5)
+    assert taken[1:3] == REJECTED[:2] or taken[2:4] == REJECTED[:2]
+    assert taken[-1] is moved
+    assert sample([*ORDINARY, *REJECTED], 5) == [REJECTED[at] for at in (0, 8, 16, 24, 32)]
+
+
+async def test_a_viewer_is_told_how_many_fitted_and_shown_some() -> None:
+    viewer = Viewer(DecisionFilter.from_query({"outcome": "odd"}))
+    viewer.show([*ORDINARY, *REJECTED], (), 5, row)
+    ((event, data),) = await messages_of(viewer)
+    assert (event, data["matched"], len(data["rows"])) == ("decisions", 40, 5)
+    assert {one["outcome"] for one in data["rows"]} == {"rejected"}
+
+
+async def test_nothing_is_sent_where_nothing_fits() -> None:
+    viewer = Viewer(DecisionFilter.from_query({"rule": "nothing"}))
+    viewer.show(ORDINARY, ORDINARY, 5, row)
+    assert await messages_of(viewer) == []
+
+
+async def test_only_ends_of_what_was_shown_are_told_and_once() -> None:
+    record, other = samples.record(), samples.record()
+    viewer = Viewer(DecisionFilter())
+    viewer.show([record], (), 5, row)
+    record.status, record.duration_s, record.ttft_s = 200, 1.5, 0.2
+    for _ in range(2):
+        viewer.show((), [other, record], 5, row)
+    (_, ended) = await messages_of(viewer)
+    assert ended[0] == "ended"
+    assert [(end["id"], end["status"], end["ttft_s"]) for end in ended[1]] == [(record.id, 200, 0.2)]
+
+
+async def test_a_decision_that_another_one_follows_has_its_end_with_it() -> None:
+    shown, late = samples.record(), samples.record()
+    viewer = Viewer(DecisionFilter())
+    viewer.show([shown], (), 5, row)
+    shown.followed_by = late.followed_by = "next"
+    viewer.show([late], [shown], 5, row)
+    viewer.show((), [late], 5, row)
+    _, (_, rows), (_, ends) = await messages_of(viewer)
+    assert (rows["rows"][0]["followed_by"], ends[0]["followed_by"], ends[0]["status"]) == ("next", "next", None)
+
+
+async def test_who_does_not_read_is_sent_away_and_told_why() -> None:
+    viewer = Viewer(DecisionFilter())
+    for i in range(MOST_WAITING + 5):
+        viewer.send("state", {"i": i})
+    messages = [message async for message in viewer.messages()]
+    assert messages == [b'event: over\ndata: {"why":"slow"}\n\n']
+
+
+async def test_a_viewer_waits_for_what_comes() -> None:
+    viewer = Viewer(DecisionFilter())
+
+    async def first() -> bytes:
+        return await anext(viewer.messages())
+
+    reading = asyncio.create_task(first())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    viewer.send("state", 1)
+    assert await reading == b"event: state\ndata: 1\n\n"
+
+
+class Desk:
+    """A feed on a clock that is told what it is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.activity = Activity()
+        self.decisions = DecisionLog()
+        figures = Figures(lambda: samples.fleet(2), lambda: self.now, lambda: int(self.now * 1000))
+        self.feed = Feed(self.activity, figures, self.decisions, lambda: {"version": "1"}, clock=lambda: self.now)
+
+    def decide(self, count: int) -> list[DecisionRecord]:
+        records = [samples.record() for _ in range(count)]
+        for record in records:
+            self.decisions.decided(exchange_of(record), record)
+            self.activity.decided(exchange_of(record), record)
+        return records
+
+    def look(self) -> None:
+        self.now += 1.0 / LOOKS
+        self.feed.look()
+
+
+async def told(viewer: Viewer) -> list[tuple[str, Any]]:
+    """What the viewer has been told; he leaves."""
+    viewer.leave("test")
+    found = []
+    async for message in viewer.messages():
+        name, data = message.decode().removesuffix("\n\n").split("\n")
+        found.append((name.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))))
+    return found[:-1]
+
+
+async def test_who_comes_is_shown_what_was_and_nothing_twice() -> None:
+    desk = Desk()
+    records = desk.decide(BEFORE + 5)
+    viewer = desk.feed.join(DecisionFilter(), history=False)
+    desk.look()
+    (state, before) = await told(viewer)
+    assert state[0] == "state"
+    assert state[1]["version"] == "1"
+    assert [row["id"] for row in before[1]["rows"]] == [record.id for record in records[5:]]
+
+
+async def test_no_viewer_is_shown_more_than_so_many_decisions_a_second_and_the_state_once() -> None:
+    desk = Desk()
+    viewer = desk.feed.join(DecisionFilter(), history=False)
+    for _ in range(2 * LOOKS):
+        desk.decide(125)
+        desk.look()
+    messages = await told(viewer)
+    rows = [row for name, data in messages if name == "decisions" for row in data["rows"]]
+    assert len(rows) == 2 * MOST_A_SECOND
+    assert sum(data["matched"] for name, data in messages if name == "decisions") == 250 * LOOKS
+    assert [name for name, _ in messages].count("state") == 1 + 2
+
+
+async def test_a_slow_viewer_makes_room_at_once_and_the_others_go_on() -> None:
+    desk = Desk()
+    slow, quick = desk.feed.join(DecisionFilter(), history=False), desk.feed.join(DecisionFilter(), history=False)
+    reading = quick.messages()
+    for _ in range(MOST_WAITING + 4):
+        desk.decide(1)
+        desk.look()
+        async with asyncio.timeout(1):
+            await anext(reading)
+    assert slow.is_over
+    assert not quick.is_over
+    for _ in range(MOST_VIEWERS - 1):
+        desk.feed.join(DecisionFilter(), history=False)
+    with pytest.raises(TooManyViewers, match="16 viewers already"):
+        desk.feed.join(DecisionFilter(), history=False)
+
+
+async def test_history_is_sent_to_who_wants_it() -> None:
+    desk = Desk()
+    for _ in range(3 * LOOKS):
+        desk.look()
+    viewer = desk.feed.join(DecisionFilter(), history=True)
+    (history, state) = await told(viewer)
+    assert history[0] == "history"
+    assert history[1]["times_ms"] == [1000, 2000, 3000]
+    assert state[0] == "state"
+
+
+async def test_it_looks_by_itself_and_ends_with_its_viewers() -> None:
+    desk = Desk()
+    await desk.feed.start()
+    viewer = desk.feed.join(DecisionFilter(), history=False)
+    desk.decide(1)
+    reading = viewer.messages()
+    async with asyncio.timeout(5):
+        kinds = [(await anext(reading)).split(b"\n")[0] for _ in range(2)]
+    assert kinds == [b"event: state", b"event: decisions"]
+    await desk.feed.stop()
+    assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+
+
+@pytest.mark.parametrize("rounds", range(5))
+async def test_it_ends_however_close_behind_the_first_viewer(rounds: int) -> None:
+    desk = Desk()
+    await desk.feed.start()
+    await asyncio.sleep(0.01)  # nobody watches
+    reading = desk.feed.join(DecisionFilter(), history=False).messages()
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        await desk.feed.stop()
+        assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+
+
+async def test_who_comes_when_it_has_ended_is_told_so_at_once() -> None:
+    desk = Desk()
+    await desk.feed.start()
+    await desk.feed.stop()
+    messages = [message async for message in desk.feed.join(DecisionFilter(), history=False).messages()]
+    assert messages[-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+
+
+@pytest.mark.slow
+async def test_a_look_that_fails_is_logged_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    looks = 0
+
+    def fail() -> None:
+        nonlocal looks
+        looks += 1
+        raise ValueError("broken")
+
+    monkeypatch.setattr(desk.feed, "look", fail)
+    monkeypatch.setattr("smetric.admin.feed.LOOKS", 1000)
+    await desk.feed.start()
+    await until(lambda: looks > 1)
+    await desk.feed.stop()
