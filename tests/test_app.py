@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 BY_TENANT = 'policy by_tenant\n\nreject 429 "not today" when req.tenant == "blue"\nroute rr_argmin(requests)\n'
 
 
-async def test_a_policy_reads_the_tenant_from_the_header_that_the_settings_name(tmp_path: Path) -> None:
+async def test_application_reads_the_tenant_from_the_configured_header(tmp_path: Path) -> None:
     path = tmp_path / "by_tenant.policy"
     path.write_text(BY_TENANT)
     async with running(FakeEngine(), policy=str(path), tenant_header="X-Tenant") as router:
@@ -27,7 +27,7 @@ async def test_a_policy_reads_the_tenant_from_the_header_that_the_settings_name(
     assert [answer.status for answer in (blue, red, other)] == [429, 200, 200]
 
 
-async def test_no_header_names_the_tenant_unless_one_is_set(tmp_path: Path) -> None:
+async def test_application_reads_no_tenant_without_a_configured_header(tmp_path: Path) -> None:
     path = tmp_path / "by_tenant.policy"
     path.write_text(BY_TENANT)
     async with running(FakeEngine(), policy=str(path)) as router:
@@ -49,7 +49,7 @@ class Part:
         self._ended.append(self._name)
 
 
-async def test_a_part_that_cannot_end_keeps_no_other_from_ending() -> None:
+async def test_application_stops_all_parts_though_one_fails() -> None:
     application = Application(Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),)), environ={})
     ended: list[str] = []
     application.sources.background[:] = [Part(ended, "first"), Part(ended, "", OSError("full")), Part(ended, "last")]

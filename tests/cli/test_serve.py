@@ -17,6 +17,7 @@ from typing import TextIO
 
 import pytest
 
+from smetric.cli.serve import Shutdown
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -179,3 +180,12 @@ def test_a_port_in_use_stops_it_with_2(option: str) -> None:
         code, logged = refused(*[word for pair in ports.items() for word in pair])
     assert code == 2
     assert "Address already in use" in logged
+
+
+def test_shutdown_is_forced_by_a_second_signal() -> None:
+    shutdown = Shutdown()
+    shutdown.signalled()
+    assert shutdown.draining.is_set()
+    assert not shutdown.forced.is_set()
+    shutdown.signalled()
+    assert shutdown.forced.is_set()

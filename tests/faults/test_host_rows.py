@@ -117,7 +117,7 @@ def manuals_router(settings: str) -> dict[str, Any]:
     return module
 
 
-async def test_the_manuals_router_serves_and_knows_its_instances_by_name(
+async def test_router_of_the_manual_serves_on_another_server(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeEngine(lambda call: call.answer(200, b"{}", (b"date", b"today"), (b"server", b"engine")))
@@ -133,7 +133,7 @@ async def test_the_manuals_router_serves_and_knows_its_instances_by_name(
     assert (answer.value("date"), answer.value("server")) == ("today", "engine")
 
 
-async def test_a1_content_length_and_transfer_encoding_together_are_refused_on_another_server(host: Host) -> None:
+async def test_a1_host_refuses_content_length_with_transfer_encoding(host: Host) -> None:
     async with hosted(host) as router, await RawClient.connect(router.url) as client:
         framing = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
         await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + framing)
@@ -141,7 +141,7 @@ async def test_a1_content_length_and_transfer_encoding_together_are_refused_on_a
         assert router.engine.calls == []
 
 
-async def test_access_line_that_cannot_be_written_costs_no_answer_on_another_server(host: Host) -> None:
+async def test_host_answers_though_the_access_line_cannot_be_written(host: Host) -> None:
     def render(_: object, __: str, event: MutableMapping[str, Any]) -> str:
         if event["event"] == "request":
             raise ValueError("I/O operation on closed file")
@@ -161,7 +161,7 @@ async def test_access_line_that_cannot_be_written_costs_no_answer_on_another_ser
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: %d", b"Transfer-Encoding: chunked"], ids=["length", "chunked"])
-async def test_a5_a_body_over_the_limit_is_answered_413_on_another_server(host: Host, framing: bytes) -> None:
+async def test_a5_host_answers_413_above_the_body_limit(host: Host, framing: bytes) -> None:
     async with hosted(host, forward=Forward(max_body=MIB)) as router, await RawClient.connect(router.url) as client:
         size = MIB + 1
         line = framing % size if b"%d" in framing else framing
@@ -172,13 +172,13 @@ async def test_a5_a_body_over_the_limit_is_answered_413_on_another_server(host: 
         assert orjson.loads(answer.body)["error"]["type"] == "request_too_large"
 
 
-async def test_a10_no_spelling_of_an_admin_path_is_served_on_another_server(host: Host) -> None:
+async def test_a10_host_serves_no_spelling_of_an_admin_path(host: Host) -> None:
     async with hosted(host) as router:
         for path in ("/admin/policy", "//admin/policy", "/%61dmin/policy", "/v1/..%2fadmin/policy", "/metrics"):
             assert (await fetch(router.url, "GET", path)).status == 404
 
 
-async def test_a11_pipelined_requests_are_answered_in_their_order_on_another_server(host: Host) -> None:
+async def test_a11_host_answers_pipelined_requests_in_order(host: Host) -> None:
     async def echo(call: Call) -> None:
         await asyncio.sleep(0.05 if b"first" in call.body else 0)
         await call.answer(200, call.body, (b"content-type", b"application/json"))
@@ -192,9 +192,7 @@ async def test_a11_pipelined_requests_are_answered_in_their_order_on_another_ser
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-async def test_b2_a_client_that_leaves_during_prefill_aborts_it_on_another_server(
-    host: Host, how: str, stream: bool
-) -> None:
+async def test_b2_host_aborts_prefill_after_a_disconnect(host: Host, how: str, stream: bool) -> None:
     async with hosted(host) as router:
         router.engine.script = hang
         for n in range(10):
@@ -206,14 +204,14 @@ async def test_b2_a_client_that_leaves_during_prefill_aborts_it_on_another_serve
         await until(router.is_idle)
 
 
-async def test_b4_a_body_that_does_not_arrive_is_answered_408_on_another_server(host: Host) -> None:
+async def test_b4_host_answers_408_to_a_body_that_does_not_arrive(host: Host) -> None:
     async with hosted(host, Limits(body_timeout=0.3)) as router, await RawClient.connect(router.url) as client:
         await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
         assert (await client.response()).status == 408
         assert router.engine.calls == []
 
 
-async def test_d4_a_stream_that_breaks_off_ends_with_an_error_event_on_another_server(host: Host) -> None:
+async def test_d4_host_ends_a_broken_stream_with_an_error_event(host: Host) -> None:
     async def break_off(call: Call) -> None:
         await call.stream(delta("a"), end=False)
         call.close()
@@ -227,7 +225,7 @@ async def test_d4_a_stream_that_breaks_off_ends_with_an_error_event_on_another_s
         assert b"[DONE]" not in answer.body
 
 
-async def test_a_whole_stream_passes_untouched_on_another_server(host: Host) -> None:
+async def test_host_passes_a_whole_stream_untouched(host: Host) -> None:
     async with hosted(host) as router:
         answer = await fetch(router.url, "POST", "/v1/chat/completions", chat(stream=True))
         assert (answer.status, answer.complete) == (200, True)

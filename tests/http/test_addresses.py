@@ -28,13 +28,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", ["127.0.0.1", "::1", "fe80::1%eth0"])
-async def test_a_number_is_not_looked_up(number: str) -> None:
+async def test_addresses_do_not_resolve_an_ip_address(number: str) -> None:
     resolver = Resolver()
     assert await Addresses(number, 80, resolver).find() == (number,)
     assert len(resolver.asked) == 0
 
 
-async def test_an_answer_holds_for_a_while() -> None:
+async def test_addresses_keep_an_answer_for_its_ttl() -> None:
     resolver = Resolver("10.0.0.1", "10.0.0.2")
     addresses = Addresses("engine", 80, resolver)
     assert [await addresses.find() for _ in range(5)] == [("10.0.0.1", "10.0.0.2")] * 5
@@ -45,7 +45,7 @@ async def test_an_answer_holds_for_a_while() -> None:
     assert len(resolver.asked) == 2
 
 
-async def test_d13_a_new_address_is_taken_and_the_last_good_one_kept_while_look_ups_fail(short: None) -> None:
+async def test_d13_addresses_follow_the_name_and_keep_the_last_answer_while_the_resolver_fails(short: None) -> None:
     resolver = Resolver("10.0.0.1")
     addresses = Addresses("engine", 80, resolver)
     assert await addresses.find() == ("10.0.0.1",)
@@ -57,7 +57,7 @@ async def test_d13_a_new_address_is_taken_and_the_last_good_one_kept_while_look_
     assert await addresses.find() == ("10.0.0.3",)
 
 
-async def test_d13_a_resolver_that_hangs_delays_nobody_who_knows_an_address(short: None) -> None:
+async def test_d13_addresses_that_are_known_do_not_wait_for_a_hanging_resolver(short: None) -> None:
     resolver = Resolver("10.0.0.1")
     addresses = Addresses("engine", 80, resolver)
     await addresses.find()
@@ -75,7 +75,7 @@ async def test_d13_a_resolver_that_hangs_delays_nobody_who_knows_an_address(shor
     assert await addresses.find() == ("10.0.0.2",)
 
 
-async def test_an_address_where_somebody_answered_is_tried_first_as_long_as_the_name_leads_there(short: None) -> None:
+async def test_addresses_prefer_the_one_that_accepted_last(short: None) -> None:
     resolver = Resolver("10.0.0.1", "10.0.0.2", "10.0.0.3")
     addresses = Addresses("engine", 80, resolver)
     await addresses.connect(answering_at("10.0.0.2", "10.0.0.3"), 1.0)
@@ -84,7 +84,7 @@ async def test_an_address_where_somebody_answered_is_tried_first_as_long_as_the_
     assert await addresses.find() == ("10.0.0.3", "10.0.0.1")
 
 
-async def test_a_name_that_leads_nowhere_is_an_error_and_is_asked_again() -> None:
+async def test_addresses_of_an_unknown_name_raise_and_are_resolved_again() -> None:
     resolver = Resolver()
     addresses = Addresses("engine", 80, resolver)
     for _ in range(2):
@@ -95,7 +95,7 @@ async def test_a_name_that_leads_nowhere_is_an_error_and_is_asked_again() -> Non
     assert len(resolver.asked) == 3
 
 
-async def test_who_stops_waiting_stops_nobody_else() -> None:
+async def test_look_up_goes_on_when_a_caller_is_cancelled() -> None:
     resolver = Resolver("10.0.0.1")
     resolver.gate.clear()
     addresses = Addresses("engine", 80, resolver)
@@ -108,12 +108,12 @@ async def test_who_stops_waiting_stops_nobody_else() -> None:
     assert len(resolver.asked) == 1
 
 
-async def test_of_very_many_addresses_only_some_are_kept() -> None:
+async def test_addresses_keep_a_limited_number() -> None:
     found = await Addresses("engine", 80, Resolver(*(f"10.0.0.{n}" for n in range(100)))).find()
     assert len(found) == MAX_ADDRESSES
 
 
-async def test_the_system_resolves_localhost_and_refuses_what_is_no_name() -> None:
+async def test_resolve_gives_localhost_and_refuses_an_invalid_name() -> None:
     assert "127.0.0.1" in await module.resolve("localhost", 80)
     with pytest.raises(OSError, match="not a host name"):
         await module.resolve("a" * 70 + ".example", 80)

@@ -70,7 +70,7 @@ async def told(client: RawClient) -> dict[str, Any]:
     return shown
 
 
-async def test_the_scope_is_what_asgi_says() -> None:
+async def test_scope_follows_asgi() -> None:
     seen: list[Scope] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +92,7 @@ async def test_the_scope_is_what_asgi_says() -> None:
 
 @pytest.mark.parametrize("whole", [True, False], ids=["in one piece", "byte by byte"])
 @pytest.mark.parametrize("framing", ["length", "chunked", "none", "empty", "zeros"])
-async def test_an_upgrade_is_ignored_and_the_requests_body_is_still_its_body(framing: str, whole: bool) -> None:
+async def test_upgrade_is_ignored_and_its_body_read(framing: str, whole: bool) -> None:
     """Java's HTTP client asks for h2c with every request; the parser by itself would take the body for another one."""
     head = b"POST /first HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
     framed = {
@@ -116,7 +116,7 @@ async def test_an_upgrade_is_ignored_and_the_requests_body_is_still_its_body(fra
     assert (second["path"], second["body"]) == ("/second", "more")
 
 
-async def test_a_thousand_upgrades_in_one_piece_are_ignored_or_end_the_connection() -> None:
+async def test_upgrades_in_one_piece_are_ignored_or_close_the_connection() -> None:
     upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     async with serving(echo) as url, await RawClient.connect(url) as client:
         await client.send(upgrade * 1000)
@@ -128,7 +128,7 @@ async def test_a_thousand_upgrades_in_one_piece_are_ignored_or_end_the_connectio
         assert await client.at_end()
 
 
-async def test_an_app_that_fails_is_answered_for_and_the_connection_ends() -> None:
+async def test_connection_answers_500_for_an_app_that_fails_and_closes() -> None:
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("secret")
 
@@ -142,7 +142,7 @@ async def test_an_app_that_fails_is_answered_for_and_the_connection_ends() -> No
 
 
 @pytest.mark.parametrize("said", [1, 9], ids=["longer than announced", "shorter than announced"])
-async def test_an_answer_that_is_not_as_long_as_it_says_ends_the_connection(said: int) -> None:
+async def test_connection_closes_if_the_body_differs_from_its_content_length(said: int) -> None:
     async def lying(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"hello", (b"content-length", b"%d" % said))
 
@@ -154,7 +154,7 @@ async def test_an_answer_that_is_not_as_long_as_it_says_ends_the_connection(said
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "broken off"])
-async def test_an_answer_that_the_connections_end_delimits_ends_by_a_reset_where_it_is_not_whole(
+async def test_connection_resets_a_broken_response_that_only_its_close_delimits(
     is_whole: bool,
 ) -> None:
     """As HTTP/1.0 has it: a close in good order would make what there is of it look whole."""
@@ -177,7 +177,7 @@ async def test_an_answer_that_the_connections_end_delimits_ends_by_a_reset_where
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\nx: y", b"a\rb", b"a\0b"])
-async def test_a_header_that_would_break_the_answers_framing_is_never_sent(value: bytes) -> None:
+async def test_response_field_that_would_break_the_framing_is_never_sent(value: bytes) -> None:
     async def splitting(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"hello", (b"x-a", value))
 
@@ -212,7 +212,7 @@ async def test_connection_stops_reading_a_body_that_the_app_does_not_take() -> N
         assert (await client.response()).body == b"%d" % len(body)
 
 
-async def test_a_stream_waits_for_its_reader() -> None:
+async def test_send_waits_for_a_slow_client() -> None:
     sent = 0
 
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
@@ -249,7 +249,7 @@ async def test_a_stream_waits_for_its_reader() -> None:
         client.reset()
 
 
-async def test_hundreds_of_pipelined_requests_are_answered_and_more_than_that_end_the_connection(
+async def test_pipeline_is_answered_up_to_its_limit_and_closes_beyond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "PIPELINE_MOST", 30)
@@ -271,7 +271,7 @@ async def test_hundreds_of_pipelined_requests_are_answered_and_more_than_that_en
         assert await client.at_end()
 
 
-async def test_requests_of_many_header_fields_wait_in_smaller_numbers() -> None:
+async def test_pipeline_limits_the_header_fields_of_all_requests() -> None:
     request = b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 95 + b"\r\n"
     async with serving(echo) as url, await RawClient.connect(url) as client:
         for at_once in (20, 20, 20, 120):  # what has been answered counts no more
@@ -283,7 +283,7 @@ async def test_requests_of_many_header_fields_wait_in_smaller_numbers() -> None:
         assert await client.at_end()
 
 
-async def test_a_request_behind_one_that_is_malformed_is_never_begun() -> None:
+async def test_pipeline_ends_at_a_malformed_request() -> None:
     paths: list[str] = []
 
     async def noting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -300,7 +300,7 @@ async def test_a_request_behind_one_that_is_malformed_is_never_begun() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 400, 800])
-async def test_a_head_that_began_behind_another_request_is_held_to_its_limit(cut: int) -> None:
+async def test_head_that_began_after_another_request_has_the_same_limit(cut: int) -> None:
     head = b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % (b"A: %b\r\n" % (b"a" * 200) * 6)
     async with serving(echo, HttpLimits(header_bytes=1024)) as url, await RawClient.connect(url) as client:
         await client.send(GET + head[:cut])
@@ -313,7 +313,7 @@ async def test_a_head_that_began_behind_another_request_is_held_to_its_limit(cut
 
 
 @pytest.mark.parametrize("before", [b"", request("GET", "/"), request("POST", "/", b"a" * 2000)])
-async def test_a_head_is_held_to_its_limit_whatever_came_with_it(before: bytes) -> None:
+async def test_head_limit_counts_fields_whatever_arrives_with_them(before: bytes) -> None:
     """Fields, not the bytes between them, are what the limit is on; a head of just as much is served."""
     limits = HttpLimits(header_bytes=1024)
     fits = b"GET / HTTP/1.1\r\nHost: x\r\nA: %b\r\n\r\n" % (b"a" * (1024 - 6))
@@ -326,7 +326,7 @@ async def test_a_head_is_held_to_its_limit_whatever_came_with_it(before: bytes) 
 
 
 @pytest.mark.parametrize("cut", [1, 600, -2], ids=["line", "fields", "end"])
-async def test_a_head_may_be_at_all_its_limits_at_once_however_it_is_cut(cut: int) -> None:
+async def test_head_may_reach_all_its_limits_however_it_is_cut(cut: int) -> None:
     limits = HttpLimits(header_bytes=1024, target_bytes=512, header_count=50)
     fields = [(b"Host", b"x"), (b"Content-Length", b"2"), *[(b"A%02d" % n, b"a") for n in range(47)]]
     fields.append((b"Rest", b"r" * (1020 - sum(len(name) + len(value) for name, value in fields))))
@@ -340,7 +340,7 @@ async def test_a_head_may_be_at_all_its_limits_at_once_however_it_is_cut(cut: in
         assert (await told(client))["body"] == "hi"
 
 
-async def test_a_head_that_began_behind_another_request_has_as_long_as_any_other() -> None:
+async def test_head_that_began_after_another_request_has_the_same_timeout() -> None:
     async with (
         serving(echo, HttpLimits(head_timeout_s=0.1, idle_timeout_s=30.0)) as url,
         await RawClient.connect(url) as client,
@@ -351,7 +351,7 @@ async def test_a_head_that_began_behind_another_request_has_as_long_as_any_other
         assert await client.at_end()
 
 
-async def test_empty_lines_between_requests_are_bounded() -> None:
+async def test_empty_lines_between_requests_are_limited() -> None:
     async with (
         serving(echo, HttpLimits(header_bytes=1024, target_bytes=1024)) as url,
         await RawClient.connect(url) as client,
@@ -365,7 +365,7 @@ async def test_empty_lines_between_requests_are_bounded() -> None:
         assert await client.at_end()
 
 
-async def test_a_half_closed_connection_counts_as_left() -> None:
+async def test_half_closed_connection_is_a_disconnect() -> None:
     left = asyncio.Event()
 
     async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -403,7 +403,7 @@ async def test_connection_notices_disconnect_while_reading_is_paused(leave: Call
             await left.wait()
 
 
-async def test_connections_leave_no_task_behind() -> None:
+async def test_connection_leaves_no_task_behind() -> None:
     async def ask(times: int) -> None:
         for _ in range(times):
             async with await RawClient.connect(url) as client:
@@ -418,7 +418,7 @@ async def test_connections_leave_no_task_behind() -> None:
         await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
-async def test_one_task_answers_what_a_connection_asks() -> None:
+async def test_connection_answers_all_requests_in_one_task() -> None:
     tasks: list[asyncio.Task[Any] | None] = []
 
     async def noting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -437,7 +437,7 @@ async def test_one_task_answers_what_a_connection_asks() -> None:
         await until(lambda: tasks[0] not in asyncio.all_tasks())
 
 
-async def test_a_task_that_is_cancelled_behind_its_answer_leaves_what_comes_next_to_another() -> None:
+async def test_connection_answers_the_next_request_in_a_new_task_after_a_cancel() -> None:
     busy: list[asyncio.Task[Any]] = []
 
     async def lingering(scope: Scope, receive: Receive, send: Send) -> None:
@@ -456,7 +456,7 @@ async def test_a_task_that_is_cancelled_behind_its_answer_leaves_what_comes_next
         assert (await told(client))["path"] == "/second"
 
 
-async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
+async def test_request_leaves_nothing_for_the_garbage_collector() -> None:
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         assert isinstance(receive, Transaction)
         receive.watch()

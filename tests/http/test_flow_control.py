@@ -124,7 +124,7 @@ DRAINS = st.lists(st.booleans(), min_size=1, max_size=8).filter(any)
 @settings(max_examples=60)
 @given(st.lists(ASKED, min_size=1, max_size=12), ARRIVALS, DRAINS)
 @example([Asked(HIGH_WATER + 1, False, 0, 1), Asked(0, True, 0, 1)], [(1_000_000, 0)], [True])
-def test_every_request_is_answered_or_its_connection_ends(
+def test_connection_answers_every_request_or_closes(
     requests: list[Asked], arrivals: list[tuple[int, int]], drains: list[bool]
 ) -> None:
     async def run() -> None:
@@ -164,7 +164,7 @@ def test_every_request_is_answered_or_its_connection_ends(
     ARRIVALS,
     DRAINS,
 )
-def test_every_answer_of_an_instance_ends_for_its_reader(
+def test_upstream_response_ends_for_its_reader(
     body: int, pieces: list[int], ending: str, pauses: list[int], arrivals: list[tuple[int, int]], drains: list[bool]
 ) -> None:
     async def run() -> None:
@@ -214,7 +214,7 @@ def test_every_answer_of_an_instance_ends_for_its_reader(
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
-async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_read: bool) -> None:
+async def test_connection_yields_between_pieces_that_are_mostly_framing(is_read: bool) -> None:
     """A transport reads as long as there is something, before it lets anybody else do anything."""
     chunks = b"1\r\nx\r\n" * 40_000
 
@@ -238,7 +238,7 @@ async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_
     await asyncio.wait((client.task,))
 
 
-async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may() -> None:
+async def test_waiting_requests_hold_no_more_than_one_alone() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.Event().wait()
 
@@ -260,7 +260,7 @@ async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may
 
 
 @pytest.mark.parametrize("one", [request("GET", "/"), request("POST", "/", b"a")], ids=["GET", "POST"])
-async def test_what_a_request_costs_does_not_grow_with_the_number_of_those_before_it(one: bytes) -> None:
+async def test_cost_of_a_request_does_not_grow_with_the_pipeline(one: bytes) -> None:
     """One piece may hold hundreds, and the loop does nothing else meanwhile."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

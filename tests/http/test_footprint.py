@@ -9,7 +9,7 @@ import pytest
 from smetric.http import footprint
 
 
-def test_what_this_process_takes_is_what_the_system_says() -> None:
+def test_footprint_gives_memory_and_open_files() -> None:
     resident, files = footprint.resident_bytes(), footprint.open_files()
     assert resident is not None
     assert 1 << 20 < resident < 1 << 40
@@ -20,7 +20,7 @@ def test_what_this_process_takes_is_what_the_system_says() -> None:
     footprint.give_back()
 
 
-def test_where_no_file_is_left_to_count_with_all_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files_are_at_their_limit_when_none_is_left_to_count_with(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: str) -> list[str]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -40,7 +40,7 @@ def test_where_no_file_is_left_to_count_with_all_are_open(monkeypatch: pytest.Mo
         (None, {}, None),
     ],
 )
-def test_the_containers_limit_is_the_least_of_those_around_this_process(
+def test_memory_limit_is_the_least_of_the_cgroups(
     tmp_path: Path, own: str | None, files: dict[str, str], limit: int | None
 ) -> None:
     for name, text in files.items():

@@ -18,12 +18,12 @@ def request_headers(fields: Headers) -> Headers:
     return passed
 
 
-def test_end_to_end_fields_pass_in_order_with_their_duplicates() -> None:
+def test_request_headers_pass_end_to_end_fields_in_order_with_duplicates() -> None:
     fields = [(b"x-api-key", b"k"), (b"accept", b"a"), (b"anthropic-beta", b"one"), (b"anthropic-beta", b"two")]
     assert request_headers(fields) == fields
 
 
-def test_hop_by_hop_fields_and_those_that_connection_names_stay() -> None:
+def test_request_headers_drop_hop_by_hop_fields_and_those_connection_names() -> None:
     fields = [(b"connection", b"X-Hop, close"), (b"x-hop", b"1"), (b"keep-alive", b"5"), (b"te", b"trailers")]
     assert request_headers([*fields, (b"accept", b"*/*")]) == [(b"accept", b"*/*")]
     assert response_headers([*fields, (b"Set-Cookie", b"a"), (b"set-cookie", b"b")]) == [
@@ -32,7 +32,7 @@ def test_hop_by_hop_fields_and_those_that_connection_names_stay() -> None:
     ]
 
 
-def test_what_only_the_router_may_say_is_taken_from_no_client() -> None:
+def test_request_headers_drop_fields_that_only_the_router_may_set() -> None:
     spelt = (
         b"x-smetric-rule",
         b"x_smetric_rule",
@@ -43,16 +43,16 @@ def test_what_only_the_router_may_say_is_taken_from_no_client() -> None:
     assert request_headers([(name, b"forged") for name in spelt]) == []
 
 
-def test_an_engine_cannot_speak_for_the_router() -> None:
+def test_response_headers_drop_fields_of_the_router() -> None:
     assert response_headers([(b"X-Smetric-Rule", b"forged"), (b"server", b"uvicorn")]) == [(b"server", b"uvicorn")]
 
 
-def test_host_length_and_trace_context_are_set_anew() -> None:
+def test_request_headers_drop_host_length_and_trace_context() -> None:
     names = (b"host", b"content-length", b"traceparent", b"tracestate", b"baggage")
     assert request_headers([(name, b"x") for name in names]) == []
 
 
-def test_the_first_value_of_a_field_is_found() -> None:
+def test_first_returns_the_first_value_of_a_field() -> None:
     assert first([(b"a", b"1"), (b"a", b"2")], b"a") == b"1"
     assert first([], b"a") is None
 
@@ -62,24 +62,24 @@ VALUE = st.sampled_from([b"close", b"keep-alive", b"x-a", b"X-B, te", b"v"])
 
 
 @given(st.lists(st.tuples(NAME, VALUE)))
-def test_what_passes_is_what_came_less_what_belongs_to_the_connection(fields: list[tuple[bytes, bytes]]) -> None:
+def test_headers_pass_all_but_fields_of_the_connection(fields: list[tuple[bytes, bytes]]) -> None:
     named = {token.strip().lower() for name, value in fields if name == b"connection" for token in value.split(b",")}
     expected = [field for field in fields if field[0] not in HOP_BY_HOP and field[0] not in named]
     assert request_headers(fields) == response_headers(fields) == expected
 
 
-def test_the_routers_a_request_has_passed_are_told_in_order() -> None:
+def test_request_headers_list_the_routers_passed_in_order() -> None:
     fields = [(VIA, b"a, b"), (b"accept", b"*/*"), (VIA, b"c")]
     assert forwarded(fields, b"r1") == [(b"accept", b"*/*"), (VIA, b"a, b, c, r1")]
 
 
 @pytest.mark.parametrize("via", [b"r1", b"a,r1,b", b", ".join([b"x"] * MOST_ROUTERS)])
-def test_a_request_that_goes_round_in_circles_is_refused(via: bytes) -> None:
+def test_request_headers_refuse_a_loop(via: bytes) -> None:
     with pytest.raises(HttpError) as refused:
         forwarded([(VIA, via)], b"r1")
     assert refused.value.status == 508
 
 
-def test_an_instances_own_key_takes_the_place_of_whatever_the_client_showed() -> None:
+def test_with_key_replaces_the_credentials_of_the_client() -> None:
     fields = [(b"authorization", b"Bearer client"), (b"accept", b"*/*"), (b"x-api-key", b"client")]
     assert with_key(fields, "own") == [(b"accept", b"*/*"), (b"authorization", b"Bearer own")]

@@ -2,22 +2,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import uvloop
 
+from smetric.errors import ConfigError
+from smetric.http import listener
 from smetric.http.connection import LAST_REQUEST_S
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
-from smetric.http.listener import address_of, listen, serve_port
+from smetric.http.listener import (
+    RESERVED_FDS,
+    address_of,
+    handed_over,
+    listen,
+    most_connections,
+    notify,
+    raise_fd_limit,
+    serve_port,
+)
 from tests.fakes import PlainHandler, RawClient, live
 
 pytestmark = pytest.mark.slow
 
+PID = 4711
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -56,7 +71,7 @@ async def serving(
                 await task
 
 
-async def test_a_head_does_not_wait_for_its_body() -> None:
+async def test_response_head_does_not_wait_for_its_body() -> None:
     app = Slow()
     async with serving(app) as (url, _), await RawClient.connect(url) as client:
         await client.send(GET)
@@ -65,14 +80,14 @@ async def test_a_head_does_not_wait_for_its_body() -> None:
         assert await client.reader.readexactly(2) == b"ok"
 
 
-async def test_a_head_whose_body_never_comes_is_sent_before_the_connection_ends() -> None:
+async def test_response_head_without_its_body_is_sent_before_the_close() -> None:
     async with serving(Slow(cut=True)) as (url, _), await RawClient.connect(url) as client:
         await client.send(GET)
         response = await client.response("GET")
         assert (response.status, response.complete) == (200, False)
 
 
-async def test_an_idle_connection_is_closed_when_its_time_is_over() -> None:
+async def test_idle_connection_is_closed_after_its_timeout() -> None:
     app = Slow()
     app.go.set()
     limits = HttpLimits(idle_timeout_s=0.2)
@@ -88,7 +103,7 @@ async def test_an_idle_connection_is_closed_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 10], ids=["all of it", "the rest of its head"])
-def test_a_request_that_has_come_when_the_time_for_it_is_over_is_answered(before: int) -> None:
+def test_request_that_has_arrived_at_its_timeout_is_answered(before: int) -> None:
     """On the loop that a router runs on, which comes to its timers before it reads."""
 
     async def late() -> tuple[int, bytes]:
@@ -120,7 +135,7 @@ def test_a_request_that_has_come_when_the_time_for_it_is_over_is_answered(before
         assert runner.run(late()) == (200, b"ok")
 
 
-async def test_a_request_under_way_outlives_the_idle_time() -> None:
+async def test_request_under_way_outlives_the_idle_timeout() -> None:
     app = Slow()
     async with serving(app, limits=HttpLimits(idle_timeout_s=0.05)) as (url, _), await RawClient.connect(url) as client:
         await client.send(GET)
@@ -128,7 +143,7 @@ async def test_a_request_under_way_outlives_the_idle_time() -> None:
         assert (await client.response("GET")).body == b"ok"
 
 
-async def test_idle_connections_do_not_hold_up_the_end() -> None:
+async def test_drain_does_not_wait_for_idle_connections() -> None:
     app = Slow()
     app.go.set()
     async with serving(app) as (url, stop), await RawClient.connect(url) as fresh, await RawClient.connect(url) as used:
@@ -139,7 +154,7 @@ async def test_idle_connections_do_not_hold_up_the_end() -> None:
         assert await used.at_end()
 
 
-async def test_a_connection_whose_answer_began_before_the_end_may_bring_one_more_request() -> None:
+async def test_drain_takes_one_more_request_after_a_response_that_began_before_it() -> None:
     app = Slow()
     async with serving(app) as (url, stop), await RawClient.connect(url) as client:
         await client.send(GET)
@@ -154,7 +169,7 @@ async def test_a_connection_whose_answer_began_before_the_end_may_bring_one_more
         assert await client.at_end()
 
 
-async def test_a_head_that_began_before_the_end_has_its_time() -> None:
+async def test_drain_leaves_a_head_that_began_before_it_its_timeout() -> None:
     app = Slow()
     async with serving(app) as (url, stop), await RawClient.connect(url) as client:
         await client.send(GET + GET[:10])
@@ -167,7 +182,7 @@ async def test_a_head_that_began_before_the_end_has_its_time() -> None:
         assert (await client.response("GET")).body == b"ok"
 
 
-async def test_a_last_answer_arrives_whole_though_more_requests_have_come_behind_it() -> None:
+async def test_drain_delivers_the_last_response_whole_despite_pipelined_requests() -> None:
     """A connection that is closed with something unread is reset, and what was still to be sent is lost."""
     app = Slow(body=b"x" * 300_000)
     post = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"a" * 200_000
@@ -182,7 +197,7 @@ async def test_a_last_answer_arrives_whole_though_more_requests_have_come_behind
         assert await client.reader.readexactly(300_000) == app.body
 
 
-async def test_whoever_the_system_let_in_before_the_port_closed_is_answered() -> None:
+async def test_drain_answers_connections_that_wait_to_be_accepted() -> None:
     app = Slow()
     app.go.set()
     asked: list[socket.socket] = []
@@ -203,7 +218,7 @@ async def test_whoever_the_system_let_in_before_the_port_closed_is_answered() ->
                 assert (answer.status, answer.body) == (200, b"ok")
 
 
-async def test_connections_that_are_cut_short_by_the_end_leave_no_traceback() -> None:
+async def test_drain_that_cuts_connections_logs_no_traceback() -> None:
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
     async with serving(Slow(), drain_s=0.1) as (url, stop), await RawClient.connect(url) as client:
@@ -212,3 +227,92 @@ async def test_connections_that_are_cut_short_by_the_end_leave_no_traceback() ->
         stop.set()
         assert await client.at_end()
     assert told == []
+
+
+def test_listen_on_a_port_in_use_names_the_way_out() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*choose another"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["router..example", "r" * 64 + ".example", "two words"])
+def test_listen_on_an_invalid_host_names_the_way_out(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot listen on {host}:0: .*choose another address"):
+        listen(host, 0)
+
+
+def test_address_of_gives_a_url() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        assert address_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_raise_fd_limit_raises_it_to_the_hard_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert most_connections() == (256 - RESERVED_FDS) // 2
+        raise_fd_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert most_connections() > 96
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def environ(count: int | str = 1, names: str = "data", pid: int = PID) -> dict[str, str]:
+    return {"LISTEN_PID": str(pid), "LISTEN_FDS": str(count), "LISTEN_FDNAMES": names}
+
+
+def test_handed_over_ignores_sockets_of_another_process() -> None:
+    assert handed_over({}, PID) == {}
+    assert handed_over(environ(pid=1), PID) == {}
+
+
+def test_handed_over_takes_a_single_socket_as_the_data_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        monkeypatch.setattr(listener, "FIRST_FD", os.dup(given.fileno()))
+        with handed_over(environ(names="smetric.socket"), PID)["data"] as taken:
+            assert taken.getsockname() == given.getsockname()
+            assert not taken.getblocking()
+            assert not taken.get_inheritable()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (environ(3), 'LISTEN_FDS: expected 1 or 2 sockets, for data and admin, got "3"'),
+        (environ("many"), 'got "many"'),
+        (environ(2, "data:data"), "LISTEN_FDNAMES: of two sockets, name one data and one admin"),
+    ],
+)
+def test_handed_over_refuses_unknown_sockets(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        handed_over(given, PID)
+
+
+def test_handed_over_refuses_all_but_listening_tcp_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        monkeypatch.setattr(listener, "FIRST_FD", os.dup(file.fileno()))
+        with pytest.raises(ConfigError, match=r"descriptor \d+ \(data\) is no socket"):
+            handed_over(environ(), PID)
+    os.close(listener.FIRST_FD)
+    with socket.socket() as mute:
+        monkeypatch.setattr(listener, "FIRST_FD", os.dup(mute.fileno()))
+        with pytest.raises(ConfigError, match="is not a TCP socket that listens"):
+            handed_over(environ(), PID)
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_notify_sends_the_state(tmp_path: Path, is_abstract: bool) -> None:
+    name = f"@smetric-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind("\0" + name[1:] if is_abstract else name)
+        notify({"NOTIFY_SOCKET": name}, "READY=1")
+        told.settimeout(5)
+        assert told.recv(64) == b"READY=1"
+
+
+def test_notify_survives_a_missing_supervisor(tmp_path: Path) -> None:
+    notify({}, "READY=1")
+    notify({"NOTIFY_SOCKET": str(tmp_path / "nobody")}, "READY=1")

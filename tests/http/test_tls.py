@@ -44,9 +44,7 @@ pytestmark = pytest.mark.slow
         ("cert", "pipe", "not a regular file"),
     ],
 )
-def test_a_certificate_that_cannot_be_used_is_told_with_its_file(
-    tmp_path: Path, cert: str, key: str, reason: str
-) -> None:
+def test_tls_names_the_file_of_an_unusable_certificate(tmp_path: Path, cert: str, key: str, reason: str) -> None:
     made, other = trustme.CA().issue_cert("a"), trustme.CA().issue_cert("a")
     made.cert_chain_pems[0].write_to_path(tmp_path / "cert")
     made.private_key_pem.write_to_path(tmp_path / "key")
@@ -100,7 +98,7 @@ def shake_hands(tls: Tls, trusting: ssl.SSLContext) -> None:
     assert server.selected_alpn_protocol() is None
 
 
-def test_a_new_certificate_is_shown_to_those_who_come_after_it(tmp_path: Path) -> None:
+def test_tls_uses_a_new_certificate_for_new_connections(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     tls = issued.tls()
     shake_hands(tls, issued.trusting)
@@ -125,7 +123,7 @@ def test_a_new_certificate_is_shown_to_those_who_come_after_it(tmp_path: Path) -
     ],
     ids=["half a certificate", "no key", "a missing file", "a pipe", "another's key"],
 )
-def test_files_that_cannot_be_used_leave_the_old_certificate_in_force_and_say_so_once(
+def test_tls_keeps_the_old_certificate_while_the_files_are_unusable(
     tmp_path: Path, harm: Callable[[Issued], object], reason: str
 ) -> None:
     issued = Issued(tmp_path)
@@ -186,7 +184,7 @@ async def status_of(port: int, trusting: ssl.SSLContext | None) -> int:
         return (await client.response("GET")).status
 
 
-async def test_over_tls_the_scope_says_https(tmp_path: Path) -> None:
+async def test_scope_over_tls_has_scheme_https(tmp_path: Path) -> None:
     issued, app = Issued(tmp_path), Answers()
     for tls, trusting in ((None, None), (issued.tls(), issued.trusting)):
         async with serving(tls, app=app) as (port, _):
@@ -205,7 +203,7 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-async def test_a_handshake_counts_until_it_has_ended_however_it_ends(tmp_path: Path) -> None:
+async def test_handshake_counts_until_it_ends(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     tls = issued.tls()
     with no_collector():
@@ -226,7 +224,7 @@ async def test_a_handshake_counts_until_it_has_ended_however_it_ends(tmp_path: P
             assert tls.handshakes() == 0
 
 
-async def test_b7_those_who_never_shake_hands_count_among_the_connections_and_are_bounded(tmp_path: Path) -> None:
+async def test_b7_handshakes_count_as_connections_and_are_limited(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     tls = issued.tls()
     most = 4
@@ -251,7 +249,7 @@ async def test_b7_those_who_never_shake_hands_count_among_the_connections_and_ar
     assert (line["most"], line["turned_away"]) == (most, 1)
 
 
-async def test_the_files_of_a_listener_are_watched(tmp_path: Path) -> None:
+async def test_listener_watches_the_files_of_its_certificate(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     async with serving(issued.tls()) as (port, _):
         assert await status_of(port, issued.trusting) == 204
@@ -264,7 +262,7 @@ async def test_the_files_of_a_listener_are_watched(tmp_path: Path) -> None:
             await status_of(port, issued.trusting)
 
 
-async def test_a_client_that_shakes_hands_when_the_end_begins_is_answered_before_the_end(tmp_path: Path) -> None:
+async def test_drain_answers_a_client_in_its_handshake(tmp_path: Path) -> None:
     issued, app = Issued(tmp_path), Answers()
     heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
     secured = issued.trusting.wrap_bio(heard, said, server_hostname="localhost")
@@ -291,7 +289,7 @@ async def test_a_client_that_shakes_hands_when_the_end_begins_is_answered_before
     assert app.seen == ["startup", "https", "shutdown"]
 
 
-async def test_whoever_the_system_let_in_before_the_port_closed_shakes_hands_and_is_answered(tmp_path: Path) -> None:
+async def test_drain_answers_tls_connections_that_wait_to_be_accepted(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     let_in: list[socket.socket] = []
     async with serving(issued.tls()) as (port, stop):
@@ -311,7 +309,7 @@ async def test_whoever_the_system_let_in_before_the_port_closed_shakes_hands_and
         assert await asyncio.gather(*map(status, let_in)) == [204] * len(let_in)
 
 
-async def test_a_client_that_never_shakes_hands_does_not_hold_up_the_end(tmp_path: Path) -> None:
+async def test_drain_does_not_wait_for_a_handshake_that_never_ends(tmp_path: Path) -> None:
     tls, app = Issued(tmp_path).tls(), Answers()
     async with serving(tls, app=app) as (port, stop), await RawClient.connect(f"http://127.0.0.1:{port}"):
         await until(lambda: tls.handshakes() == 1)
@@ -320,9 +318,7 @@ async def test_a_client_that_never_shakes_hands_does_not_hold_up_the_end(tmp_pat
 
 
 @pytest.mark.parametrize("field", [b"", b"Connection: close\r\n"], ids=["as ever", "though told"])
-async def test_a_client_that_keeps_a_connection_without_reading_it_does_not_hold_up_the_end(
-    tmp_path: Path, field: bytes
-) -> None:
+async def test_drain_does_not_wait_for_a_tls_client_that_never_reads(tmp_path: Path, field: bytes) -> None:
     issued, app = Issued(tmp_path), Answers()
 
     def used_and_kept(port: int) -> ssl.SSLSocket:
@@ -337,7 +333,7 @@ async def test_a_client_that_keeps_a_connection_without_reading_it_does_not_hold
             await until(lambda: app.seen == ["startup", "https", "shutdown"], within_s=4.0)
 
 
-async def test_an_answer_that_is_broken_off_gets_no_goodbye_where_that_would_be_its_end(tmp_path: Path) -> None:
+async def test_broken_response_over_tls_ends_without_goodbye_if_its_close_delimits_it(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
 
     async def breaking_off(scope: Scope, receive: Receive, send: Send) -> None:

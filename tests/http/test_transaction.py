@@ -62,7 +62,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("size", [0, 1, COPIED_BYTES, COPIED_BYTES + 1])
-async def test_an_answer_that_is_whole_goes_out_in_one_write(size: int) -> None:
+async def test_whole_response_is_one_write(size: int) -> None:
     body = bytes(size)
     for headers, expected in (
         ([(b"content-length", b"%d" % size)], HEAD % size + body),
@@ -75,7 +75,7 @@ async def test_an_answer_that_is_whole_goes_out_in_one_write(size: int) -> None:
         assert connection.writes == [expected]
 
 
-async def test_the_head_waits_for_no_piece_that_is_not_there() -> None:
+async def test_begin_without_a_piece_sends_the_head() -> None:
     connection = Connection()
     transaction = asked(connection)
     transaction.end_body()
@@ -86,7 +86,7 @@ async def test_the_head_waits_for_no_piece_that_is_not_there() -> None:
     assert connection.writes[1:] == [b"1\r\na\r\n", b"0\r\n\r\n"]
 
 
-async def test_the_answer_to_head_is_its_head_alone() -> None:
+async def test_response_to_head_has_no_body() -> None:
     connection = Connection()
     transaction = asked(connection, "HEAD")
     transaction.end_body()
@@ -94,7 +94,7 @@ async def test_the_answer_to_head_is_its_head_alone() -> None:
     assert connection.writes == [HEAD % 3]
 
 
-async def test_nothing_is_written_once_the_client_has_left() -> None:
+async def test_transaction_writes_nothing_after_a_disconnect() -> None:
     connection = Connection()
     transaction = asked(connection)
     transaction.end_body()
@@ -104,7 +104,7 @@ async def test_nothing_is_written_once_the_client_has_left() -> None:
     assert connection.writes == []
 
 
-async def test_no_piece_is_written_before_the_head_or_behind_the_end() -> None:
+async def test_transaction_refuses_pieces_before_the_head_and_after_the_end() -> None:
     transaction = asked(Connection())
     transaction.end_body()
     with pytest.raises(RuntimeError, match="waiting"):
@@ -115,7 +115,7 @@ async def test_no_piece_is_written_before_the_head_or_behind_the_end() -> None:
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: bool) -> None:
+async def test_body_above_the_limit_is_refused(is_complete: bool) -> None:
     transaction = asked(Connection(HttpLimits(body_bytes=11)))
     for _ in range(3):
         transaction.feed(bytes(4))
@@ -126,7 +126,7 @@ async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: b
     assert refused.value.status == 413
 
 
-async def test_a_body_of_the_greatest_size_is_taken() -> None:
+async def test_body_at_the_limit_is_taken() -> None:
     transaction = asked(Connection(HttpLimits(body_bytes=11)))
     transaction.feed(b"hello")
     transaction.feed(b" world")
@@ -135,7 +135,7 @@ async def test_a_body_of_the_greatest_size_is_taken() -> None:
 
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken at once", "waiting"])
-async def test_a_body_in_tiny_pieces_does_not_take_many_times_its_bytes(is_taken: bool) -> None:
+async def test_body_in_tiny_pieces_takes_little_more_than_its_bytes(is_taken: bool) -> None:
     """As chunks of two bytes bring it: what objects take is no part of the bytes that bodies may take in all."""
     transaction = asked(Connection())
     pieces = [b"%02d" % (n % 100) for n in range(1000)]
@@ -157,7 +157,7 @@ async def test_a_body_in_tiny_pieces_does_not_take_many_times_its_bytes(is_taken
 
 
 @pytest.mark.parametrize("pair", [tuple, list])
-async def test_an_app_may_give_its_fields_as_any_pairs_and_those_of_the_framing_are_the_servers(
+async def test_start_takes_any_pairs_as_fields_and_drops_those_of_the_framing(
     pair: Callable[[tuple[bytes, bytes]], Any],
 ) -> None:
     fields = [(b"x-a", b"1"), (b"transfer-encoding", b"gzip"), (b"connection", b"Keep-Alive, Close"), (b"x-a", b"2")]
@@ -169,7 +169,7 @@ async def test_an_app_may_give_its_fields_as_any_pairs_and_those_of_the_framing_
     assert connection.writes == [head]
 
 
-async def test_a_deadline_ends_with_what_it_was_for() -> None:
+async def test_transaction_has_a_deadline_only_while_it_waits_for_the_client() -> None:
     """An app may take as long as it likes with a body that has come, and between two pieces of its answer."""
     deadlines: list[float] = []
 
@@ -210,7 +210,7 @@ async def sleeping(watchdog_of: list[Watchdog], *deadlines: tuple[float, str]) -
 @pytest.mark.parametrize(
     "deadlines", [[(0.01, "idle")], [(60.0, "send"), (0.01, "idle")], [(0.01, "send"), (0.02, "idle")]]
 )
-async def test_the_last_deadline_armed_is_the_one_that_cancels(deadlines: list[tuple[float, str]]) -> None:
+async def test_watchdog_cancels_at_the_last_deadline_armed(deadlines: list[tuple[float, str]]) -> None:
     made: list[Watchdog] = []
     task = asyncio.create_task(sleeping(made, *deadlines))
     async with asyncio.timeout(5):
@@ -219,7 +219,7 @@ async def test_the_last_deadline_armed_is_the_one_that_cancels(deadlines: list[t
     assert made[0].expired == "idle"
 
 
-async def test_a_disarmed_or_closed_watchdog_cancels_nothing() -> None:
+async def test_watchdog_that_is_disarmed_or_closed_cancels_nothing() -> None:
     task = asyncio.current_task()
     assert task is not None
     for end in (Watchdog.disarm, Watchdog.close):
@@ -230,7 +230,7 @@ async def test_a_disarmed_or_closed_watchdog_cancels_nothing() -> None:
         assert watchdog.expired is None
 
 
-async def test_many_share_one_timer_and_each_passes_its_own_deadline() -> None:
+async def test_watchdogs_of_one_timer_keep_their_own_deadlines() -> None:
     timer = Timer()
     passed: list[str] = []
 
@@ -254,7 +254,7 @@ async def test_many_share_one_timer_and_each_passes_its_own_deadline() -> None:
     assert not timer.watchdogs
 
 
-def test_a_timer_serves_the_loop_after_the_one_it_served_first() -> None:
+def test_timer_serves_one_event_loop_after_another() -> None:
     timer = Timer()
 
     async def overdue(seconds: float) -> None:
@@ -290,7 +290,7 @@ async def read(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("comes", [b"x", b""])
-async def test_what_came_while_the_process_was_suspended_came_in_time(
+async def test_watchdog_extends_a_deadline_that_passed_while_the_process_was_suspended(
     comes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LATE_S", 0.05)

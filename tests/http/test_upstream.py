@@ -108,7 +108,7 @@ def ending(raw: bytes) -> Script:
 WHOLE = head(200, OK) + b"ok"
 
 
-async def test_a_request_arrives_as_it_was_given() -> None:
+async def test_upstream_sends_a_request_as_given() -> None:
     async with client_of(saying(WHOLE)) as client:
         answer = await client.send("POST", b"/v1/%2F%zz?a=%20", [(b"accept-encoding", b"br"), (b"x-a", b"1")], b"body")
         assert await rest(answer) == b"ok"
@@ -118,7 +118,7 @@ async def test_a_request_arrives_as_it_was_given() -> None:
         assert call.headers == [(b"Host", host), (b"accept-encoding", b"br"), (b"x-a", b"1"), (b"Content-Length", b"4")]
 
 
-async def test_the_head_of_an_answer_is_given_as_received() -> None:
+async def test_upstream_response_head_is_as_received() -> None:
     fields = [(b"Set-Cookie", b"a=1"), (b"SET-cookie", b"b=2"), (b"X-Mixed", b"V"), (b"Content-Encoding", b"gzip")]
     async with client_of(saying(head(200, *fields, OK) + b"\x1f\x8b")) as client:
         answer = await client.send()
@@ -126,21 +126,21 @@ async def test_the_head_of_an_answer_is_given_as_received() -> None:
         assert await rest(answer) == b"\x1f\x8b"
 
 
-async def test_a_connection_serves_many_requests() -> None:
+async def test_upstream_connection_serves_many_requests() -> None:
     async with client_of(saying(WHOLE)) as client:
         assert [await client.ask() for _ in range(20)] == [(200, b"ok")] * 20
         assert client.engine.connections == 1
 
 
 @pytest.mark.parametrize("status", [204, 304])
-async def test_an_answer_that_has_no_body_by_its_status_ends_with_its_head(status: int) -> None:
+async def test_upstream_response_without_body_by_its_status_ends_with_its_head(status: int) -> None:
     async with client_of(saying(head(status, (b"etag", b'"x"')))) as client:
         assert [await client.ask() for _ in range(3)] == [(status, b"")] * 3
         assert client.engine.connections == 1
 
 
 @pytest.mark.parametrize("framing", [(b"content-length", b"5000"), (b"transfer-encoding", b"chunked")])
-async def test_an_answer_to_head_ends_with_its_head_and_keeps_the_connection(framing: tuple[bytes, bytes]) -> None:
+async def test_upstream_response_to_head_keeps_the_connection(framing: tuple[bytes, bytes]) -> None:
     async def script(call: Call) -> None:
         await call.send(head(200, framing) if call.method == b"HEAD" else WHOLE)
 
@@ -151,7 +151,7 @@ async def test_an_answer_to_head_ends_with_its_head_and_keeps_the_connection(fra
         assert client.engine.connections == 1
 
 
-async def test_interim_answers_are_swallowed() -> None:
+async def test_interim_responses_are_dropped() -> None:
     early = head(100) + head(103, (b"link", b"</x>"))
     async with client_of(saying(early, head(102), WHOLE)) as client:
         answer = await client.send()
@@ -191,7 +191,7 @@ async def test_interim_answers_are_swallowed() -> None:
     ],
     ids=lambda raw: repr(raw[:60]),
 )
-async def test_what_is_not_http_is_refused_and_its_connection_closed(raw: bytes) -> None:
+async def test_upstream_refuses_what_is_not_http_and_closes(raw: bytes) -> None:
     async with client_of(saying(raw)) as client:
         with pytest.raises(UpstreamFailed) as failed:
             await client.send()
@@ -207,7 +207,7 @@ async def test_what_is_not_http_is_refused_and_its_connection_closed(raw: bytes)
     ids=["a second answer", "junk", "an interim answer", "much"],
 )
 @pytest.mark.parametrize("together", [True, False])
-async def test_what_follows_an_answer_is_given_to_nobody(extra: bytes, together: bool) -> None:
+async def test_bytes_after_a_response_close_the_connection(extra: bytes, together: bool) -> None:
     async with client_of(saying(WHOLE + extra) if together else saying(WHOLE, extra)) as client:
         for number in range(1, 6):
             assert await client.ask() == (200, b"ok")
@@ -217,7 +217,7 @@ async def test_what_follows_an_answer_is_given_to_nobody(extra: bytes, together:
             assert client.engine.connections == number
 
 
-async def test_bytes_that_arrive_while_the_loop_is_busy_are_seen_before_the_next_request() -> None:
+async def test_unasked_bytes_are_seen_before_the_next_request() -> None:
     """The extra answer is in the socket's buffer, unread, when the next request looks for a connection."""
 
     async def script(call: Call) -> None:
@@ -241,7 +241,7 @@ async def test_bytes_that_arrive_while_the_loop_is_busy_are_seen_before_the_next
         head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc") + b"0\r\n",
     ],
 )
-async def test_a_body_that_ends_too_early_is_broken_after_what_came_of_it(raw: bytes) -> None:
+async def test_body_that_ends_too_early_is_broken_after_what_arrived(raw: bytes) -> None:
     async with client_of(ending(raw)) as client:
         answer = await client.send()
         assert (await until_broken(answer)).startswith(b"abc")
@@ -254,7 +254,7 @@ async def test_a_body_that_ends_too_early_is_broken_after_what_came_of_it(raw: b
     [b"zz\r\n", b"-1\r\n", b"3\r\nabcX\r\n", b"\n\n", b"f" * 20 + b"\r\n", b"1;" + b"e" * 70_000],
     ids=lambda raw: repr(raw[:20]),
 )
-async def test_a_bad_chunk_breaks_the_answer_after_what_came_of_it(nonsense: bytes) -> None:
+async def test_bad_chunk_breaks_the_response_after_what_arrived(nonsense: bytes) -> None:
     start = head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc")
     async with client_of(saying(start, nonsense)) as client:
         answer = await client.send()
@@ -265,7 +265,7 @@ async def test_a_bad_chunk_breaks_the_answer_after_what_came_of_it(nonsense: byt
         assert client.engine.connections == 2
 
 
-async def test_trailers_are_dropped_and_bounded() -> None:
+async def test_trailers_are_dropped_and_limited() -> None:
     start = head(200, (b"transfer-encoding", b"chunked")) + chunk(b"ok")
     async with client_of(saying(start + b"0\r\nx-trailer: 1\r\nx-more: 2\r\n\r\n")) as client:
         answer = await client.send()
@@ -279,14 +279,14 @@ async def test_trailers_are_dropped_and_bounded() -> None:
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_a_body_without_a_length_ends_with_its_connection(version: bytes) -> None:
+async def test_body_without_length_ends_with_its_connection(version: bytes) -> None:
     async with client_of(ending(b"HTTP/" + version + b" 200 OK\r\n\r\nuntil the end")) as client:
         assert await client.ask() == (200, b"until the end")
         assert await client.ask() == (200, b"until the end")
         assert client.engine.connections == 2
 
 
-async def test_a_body_without_a_length_that_ends_with_a_reset_is_broken() -> None:
+async def test_body_without_length_that_ends_by_a_reset_is_broken() -> None:
     async def script(call: Call) -> None:
         await call.send(head(200) + b"until")
         await asyncio.sleep(0.02)
@@ -300,13 +300,13 @@ async def test_a_body_without_a_length_that_ends_with_a_reset_is_broken() -> Non
         answer.close()
 
 
-async def test_a_connection_that_says_close_is_closed() -> None:
+async def test_upstream_connection_closes_after_connection_close() -> None:
     async with client_of(saying(head(200, OK, (b"connection", b"close")) + b"ok")) as client:
         assert [await client.ask() for _ in range(3)] == [(200, b"ok")] * 3
         assert client.engine.connections == 3
 
 
-async def test_one_byte_chunks_come_whole() -> None:
+async def test_one_byte_chunks_arrive_whole() -> None:
     text = bytes(range(256)) * 40
     pieces = b"".join(chunk(text[i : i + 1]) for i in range(len(text)))
     async with client_of(saying(head(200, (b"transfer-encoding", b"chunked")) + pieces + b"0\r\n\r\n")) as client:
@@ -319,7 +319,7 @@ async def test_one_byte_chunks_come_whole() -> None:
     st.lists(st.integers(1, 200), max_size=30),
     st.booleans(),
 )
-def test_however_an_answer_is_cut_into_segments_it_is_the_same(
+def test_response_is_the_same_however_it_is_cut_into_segments(
     events: list[bytes], cuts: list[int], is_chunked: bool
 ) -> None:
     body = b"".join(events)
@@ -353,7 +353,7 @@ def segments(raw: bytes, cuts: list[int]) -> Iterator[bytes]:
         yield raw
 
 
-async def test_reading_pauses_while_nobody_reads() -> None:
+async def test_upstream_connection_pauses_reading_without_a_reader() -> None:
     sent = 0
 
     async def script(call: Call) -> None:
@@ -379,7 +379,7 @@ async def test_reading_pauses_while_nobody_reads() -> None:
         answer.finish()
 
 
-async def test_a_large_body_arrives_whole_and_waits_for_a_slow_engine() -> None:
+async def test_large_body_arrives_whole_at_a_slow_engine() -> None:
     body = bytes(range(256)) * 40_000
     async with client_of(saying(WHOLE)) as client:
         assert await client.ask(body=body) == (200, b"ok")
@@ -391,7 +391,7 @@ async def test_a_large_body_arrives_whole_and_waits_for_a_slow_engine() -> None:
 
 
 @pytest.mark.parametrize("how", ["keeps the connection", "closes", "closes with all unread"])
-async def test_a_refusal_while_the_body_is_on_its_way_is_delivered(how: str) -> None:
+async def test_refusal_during_the_upload_is_delivered(how: str) -> None:
     refusal = head(413, (b"content-length", b"9")) + b"too large"
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -421,7 +421,7 @@ async def test_a_refusal_while_the_body_is_on_its_way_is_delivered(how: str) -> 
 
 
 @pytest.mark.parametrize("status", [200, 413, 503])
-async def test_an_answer_ends_with_its_side_of_the_connection_however_much_is_still_to_be_sent(status: int) -> None:
+async def test_response_ends_with_its_side_of_the_connection_during_the_upload(status: int) -> None:
     """The engine waits for the rest of the body to come, or for the connection to end, before it closes its own."""
     left = asyncio.Event()
 
@@ -446,7 +446,7 @@ async def test_an_answer_ends_with_its_side_of_the_connection_however_much_is_st
         await server.wait_closed()
 
 
-async def test_a_cancelled_request_closes_its_connection() -> None:
+async def test_cancelled_request_closes_its_connection() -> None:
     async def script(call: Call) -> None:
         await asyncio.Event().wait()
 
@@ -458,7 +458,7 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
         assert waiting.cancelled()
 
 
-async def test_an_answer_that_is_given_up_closes_its_connection_and_only_that() -> None:
+async def test_closed_response_closes_its_connection_and_no_other() -> None:
     async def script(call: Call) -> None:
         if call.body == b"endless":
             await call.stream(b"data: 1\n\n", end=False)
@@ -480,7 +480,7 @@ async def test_an_answer_that_is_given_up_closes_its_connection_and_only_that() 
         assert client.engine.connections == 2
 
 
-async def test_an_answer_finished_before_its_end_is_not_followed_by_another_on_its_connection() -> None:
+async def test_response_finished_before_its_end_closes_the_connection() -> None:
     async with client_of(saying(head(200, (b"content-length", b"4")) + b"ok")) as client:
         answer = await client.send()
         assert await answer.read() == b"ok"
@@ -490,7 +490,7 @@ async def test_an_answer_finished_before_its_end_is_not_followed_by_another_on_i
         assert client.engine.connections == 2
 
 
-async def test_an_idle_connection_is_closed_before_engines_close_theirs() -> None:
+async def test_idle_upstream_connection_is_closed_before_engines_close_theirs() -> None:
     async with client_of(saying(WHOLE), Ages(idle_s=0.1)) as client:
         await client.ask()
         await client.ask()
@@ -511,7 +511,7 @@ def asked_in(port: int) -> float | None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="only Linux tells")
-async def test_a_host_that_has_gone_dark_is_found_out_while_its_answer_is_waited_for() -> None:
+async def test_upstream_connection_has_tcp_keep_alive() -> None:
     async with client_of(hang) as client:
         asking = asyncio.create_task(client.ask())
         port = urlsplit(client.engine.url).port or 0
@@ -520,13 +520,13 @@ async def test_a_host_that_has_gone_dark_is_found_out_while_its_answer_is_waited
         asking.cancel()
 
 
-async def test_a_connection_is_replaced_when_it_is_old() -> None:
+async def test_upstream_connection_is_replaced_at_its_age() -> None:
     async with client_of(saying(WHOLE), Ages(life_s=0.0)) as client:
         assert [await client.ask() for _ in range(3)] == [(200, b"ok")] * 3
         assert client.engine.connections == 3
 
 
-async def test_a_reused_connection_that_dies_after_a_byte_of_the_answer_is_not_worth_another_try() -> None:
+async def test_request_is_not_resent_after_a_byte_of_the_response() -> None:
     async def script(call: Call) -> None:
         if call.nth == 1:
             await call.send(WHOLE)
@@ -553,17 +553,17 @@ async def test_a_reused_connection_that_dies_after_a_byte_of_the_answer_is_not_w
         ([], b"/ b"),
     ],
 )
-def test_nothing_slips_a_line_into_the_head_of_a_request(headers: Headers, target: bytes) -> None:
+def test_request_head_refuses_line_breaks(headers: Headers, target: bytes) -> None:
     with pytest.raises(UpstreamFailed, match="protocol"):
         request_head(b"engine", "POST", target, headers, b"")
 
 
-def test_a_request_without_a_body_says_so_where_one_is_expected() -> None:
+def test_request_head_announces_the_lack_of_a_body() -> None:
     assert request_head(b"engine:1", "GET", b"/x?y", [], None) == b"GET /x?y HTTP/1.1\r\nHost: engine:1\r\n\r\n"
     assert b"\r\nContent-Length: 0\r\n" in request_head(b"engine:1", "POST", b"/", [], None)
 
 
-async def test_closing_ends_all_connections() -> None:
+async def test_upstream_close_closes_all_connections() -> None:
     async def script(call: Call) -> None:
         if call.body == b"wait":
             await asyncio.Event().wait()
@@ -579,7 +579,7 @@ async def test_closing_ends_all_connections() -> None:
         await until(lambda: not client.engine._open)
 
 
-async def test_d13_when_a_name_leads_elsewhere_connections_follow_it_and_stay_while_names_fail(
+async def test_d13_upstream_follows_the_name_and_stays_while_the_resolver_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
@@ -613,12 +613,12 @@ async def test_d13_when_a_name_leads_elsewhere_connections_follow_it_and_stay_wh
     second.close()
 
 
-async def test_a_name_that_leads_nowhere_is_unreachable() -> None:
+async def test_unknown_name_is_unreachable() -> None:
     with pytest.raises(InstanceUnreachable, match="connect_error"):
         await Upstream(resolve=Resolver()).send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
 
 
-async def test_a_resolver_that_hangs_takes_no_longer_than_a_connection_may() -> None:
+async def test_hanging_resolver_ends_at_the_connect_timeout() -> None:
     resolver = Resolver()
     resolver.gate.clear()
     upstream = Upstream(connect_timeout_s=0.1, resolve=resolver)
@@ -627,7 +627,7 @@ async def test_a_resolver_that_hangs_takes_no_longer_than_a_connection_may() -> 
     await upstream.close()
 
 
-async def test_an_upload_that_was_refused_half_way_leaves_its_connection_to_nobody() -> None:
+async def test_connection_of_a_refused_upload_is_not_used_again() -> None:
     """The engine would take another request for the rest of the body."""
     received: list[int] = []
 
@@ -652,7 +652,7 @@ async def test_an_upload_that_was_refused_half_way_leaves_its_connection_to_nobo
     assert max(received) < 20_000_000
 
 
-async def test_an_address_that_swallows_connections_holds_up_the_first_request_only() -> None:
+async def test_address_that_drops_packets_delays_the_first_request_only() -> None:
     """As the IPv6 address of a name does where IPv6 leads nowhere."""
 
     async def resolve(host: str, port: int) -> list[str]:

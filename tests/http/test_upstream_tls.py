@@ -85,7 +85,7 @@ async def read(answer: UpstreamResponse) -> bytes:
     return data
 
 
-async def test_d12_a_trusted_instance_is_served_over_connections_that_are_kept(authority: trustme.CA) -> None:
+async def test_d12_connections_to_a_trusted_instance_are_kept(authority: trustme.CA) -> None:
     async with serving(authority.issue_cert("localhost"), WHOLE) as instance, an_upstream() as upstream:
         for _ in range(3):
             assert await read(await ask(upstream, instance)) == b"ok"
@@ -141,7 +141,7 @@ async def test_d12_plain_http_on_a_port_for_tls_fails_and_so_does_tls_on_a_plain
     ],
     ids=["of a length", "chunked", "up to the end"],
 )
-async def test_a_body_over_tls_that_is_cut_off_is_broken(authority: trustme.CA, start: bytes) -> None:
+async def test_body_over_tls_that_is_cut_off_is_broken(authority: trustme.CA, start: bytes) -> None:
     async with serving(authority.issue_cert("localhost"), start, cut=True) as instance, an_upstream() as upstream:
         answer = await ask(upstream, instance)
         assert await answer.read() == b"abc"
@@ -150,7 +150,7 @@ async def test_a_body_over_tls_that_is_cut_off_is_broken(authority: trustme.CA, 
         answer.close()
 
 
-async def test_a_large_answer_over_tls_arrives_whole_while_its_reader_is_slow(authority: trustme.CA) -> None:
+async def test_large_response_over_tls_arrives_whole_at_a_slow_reader(authority: trustme.CA) -> None:
     body = bytes(range(256)) * 20_000
     start = head(200, (b"content-length", b"%d" % len(body)))
     async with serving(authority.issue_cert("localhost"), start, body) as instance, an_upstream() as upstream:

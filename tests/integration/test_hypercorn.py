@@ -179,7 +179,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("case", TAKEN)
-async def test_what_hypercorn_takes_is_refused_and_ends_the_connection(both: Both, case: str) -> None:
+async def test_server_refuses_what_hypercorn_takes(both: Both, case: str) -> None:
     status, data = TAKEN[case]
     assert (await both.stock.said(data)).startswith(b"HTTP/1.1 200 ")
     assert both.stock.app.asked == ["http"]
@@ -189,7 +189,7 @@ async def test_what_hypercorn_takes_is_refused_and_ends_the_connection(both: Bot
     assert both.ours.app.asked == []
 
 
-async def test_nothing_is_upgraded_to_http2(both: Both) -> None:
+async def test_server_ignores_an_upgrade_to_http2(both: Both) -> None:
     data = head(
         *(b"GET / HTTP/1.1", b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c"),
         b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
@@ -198,14 +198,14 @@ async def test_nothing_is_upgraded_to_http2(both: Both) -> None:
     assert (await both.ours.said(data)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_http2_is_not_spoken_to_who_begins_with_it(both: Both) -> None:
+async def test_server_refuses_the_http2_preface(both: Both) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     settings = await both.stock.said(preface)
     assert (settings[3], settings[5:9]) == (4, bytes(4)), "a SETTINGS frame of the whole connection"
     assert (await both.ours.said(preface)).startswith(b"HTTP/1.1 505 ")
 
 
-async def test_websockets_are_refused(both: Both) -> None:
+async def test_server_refuses_websockets(both: Both) -> None:
     data = head(
         *(b"GET / HTTP/1.1", b"Connection: Upgrade", b"Upgrade: websocket"),
         *(b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="),
@@ -216,13 +216,13 @@ async def test_websockets_are_refused(both: Both) -> None:
     assert both.ours.app.asked == []
 
 
-async def test_a_body_that_nobody_asks_for_is_not_called_for(both: Both) -> None:
+async def test_server_sends_100_continue_only_if_the_app_reads(both: Both) -> None:
     data = head(b"POST /unread HTTP/1.1", b"Content-Length: 5", b"Expect: 100-continue")
     assert (await both.stock.said(data)).startswith(b"HTTP/1.1 100 ")
     assert (await both.ours.said(data)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_status_has_its_phrase_and_head_announces_no_chunks(both: Both) -> None:
+async def test_server_sends_the_reason_phrase_and_no_framing_for_head(both: Both) -> None:
     stock, ours = [await side.said(head(b"HEAD /streams HTTP/1.1")) for side in (both.stock, both.ours)]
     assert stock.startswith(b"HTTP/1.1 200 \r\n")
     assert b"transfer-encoding: chunked" in stock.lower()
@@ -230,13 +230,13 @@ async def test_a_status_has_its_phrase_and_head_announces_no_chunks(both: Both) 
     assert b"transfer-encoding" not in ours
 
 
-async def test_chunks_with_bare_line_feeds_are_refused_instead_of_waited_for(both: Both) -> None:
+async def test_server_refuses_chunks_with_bare_line_feeds(both: Both) -> None:
     data = head(b"POST / HTTP/1.1", b"Transfer-Encoding: chunked") + b"5\nhello\n0\n\n"
     assert await both.stock.said(data) == b""
     assert (await both.ours.said(data)).startswith(b"HTTP/1.1 400 ")
 
 
-async def test_a_client_that_is_slow_with_its_head_is_told_so(both: Both) -> None:
+async def test_server_answers_408_to_a_slow_head(both: Both) -> None:
     for side in (both.stock, both.ours):
         async with await RawClient.connect(side.url) as client:
             await client.send(GET[:10])
@@ -245,7 +245,7 @@ async def test_a_client_that_is_slow_with_its_head_is_told_so(both: Both) -> Non
             assert await client.at_end()
 
 
-async def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_request(both: Both) -> None:
+async def test_server_notices_a_disconnect_after_trailing_bytes(both: Both) -> None:
     for side in (both.stock, both.ours):
         client = await RawClient.connect(side.url)
         await client.send(head(b"GET /waits HTTP/1.1") + b"\r\n")
@@ -256,7 +256,7 @@ async def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_reque
     assert both.stock.app.left == []
 
 
-async def test_a_body_that_nobody_reads_leaves_nothing_behind(both: Both) -> None:
+async def test_server_keeps_nothing_of_an_unread_body(both: Both) -> None:
     body = bytes(3_000_000)
     await until(lambda: both.stock.connections() == 0)
     for side in (both.ours, both.stock):
@@ -271,7 +271,9 @@ async def test_a_body_that_nobody_reads_leaves_nothing_behind(both: Both) -> Non
             assert both.stock.connections() == 1
 
 
-async def test_a_client_that_never_reads_is_got_rid_of(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_closes_the_connection_of_a_client_that_never_reads(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 0.1)
     await until(lambda: both.stock.connections() == 0)
     for side in (both.ours, both.stock):
@@ -288,7 +290,7 @@ async def test_a_client_that_never_reads_is_got_rid_of(both: Both, monkeypatch: 
     await until(lambda: both.stock.connections() == 0)
 
 
-async def test_connections_are_bounded(both: Both) -> None:
+async def test_server_limits_connections(both: Both) -> None:
     for side in (both.stock, both.ours):
         held = [await RawClient.connect(side.url) for _ in range(2)]
         await asyncio.sleep(0.02)
@@ -298,7 +300,7 @@ async def test_connections_are_bounded(both: Both) -> None:
             client.leave()
 
 
-async def test_a_request_that_was_on_its_way_when_the_end_began_is_answered(both: Both) -> None:
+async def test_server_answers_a_request_that_was_on_its_way_at_the_drain(both: Both) -> None:
     for side in (both.stock, both.ours):
         async with await RawClient.connect(side.url) as client:
             await client.send(GET)

@@ -60,7 +60,7 @@ async def ask(router: Process, trusting: ssl.SSLContext) -> Response:
 
 @pytest.mark.parametrize("is_admin_shared", [False, True])
 @pytest.mark.parametrize("broken", ["start", "admin_app"])
-async def test_a_port_that_fails_ends_the_other(
+async def test_serve_ends_both_ports_if_one_fails(
     broken: str, is_admin_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),))
@@ -75,7 +75,7 @@ async def test_a_port_that_fails_ends_the_other(
             await serve_ports(application, data, admin, is_admin_shared=is_admin_shared)
 
 
-async def test_a_hangup_has_changed_files_read_again_at_once_and_ends_nothing(tmp_path: Path) -> None:
+async def test_serve_reads_changed_files_again_at_sighup(tmp_path: Path) -> None:
     site = Site(tmp_path)
     trusting = site.write("before")
     go_on = asyncio.Event()
