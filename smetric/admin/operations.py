@@ -14,7 +14,7 @@ from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources.shared.peers import OWN, PATH, OwnBatch, Peers, UnreadableBatch
-from smetric.telemetry.savings import Savings
+from smetric.telemetry.outcomes import Savings
 
 
 def drain_routes(fleet: Fleet, drains: Drains) -> list[AdminRoute]:

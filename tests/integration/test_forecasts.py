@@ -51,7 +51,7 @@ async def play(url: str, session: int, additions: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("traffic", TRAFFIC)
-async def test_forecasts_are_within_the_stated_factor_of_what_came(traffic: str) -> None:
+async def test_forecasts_are_within_the_stated_factor(traffic: str) -> None:
     additions = TRAFFIC[traffic]
     config = EngineConfig(block_size=16, blocks=60_000, max_model_len=200_000)
     # Small prefills take their own time, so that more than the machine's is measured.

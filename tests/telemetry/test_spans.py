@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from structlog.testing import capture_logs
 
 from smetric import names
 from smetric.features import VOCABULARY
@@ -21,7 +23,7 @@ from smetric.telemetry.outcomes import migration_of
 from smetric.telemetry.spans import of_attempt, of_decision, of_request, of_shadow, of_shadows, params_of
 from tests.fakes import exchange_of
 from tests.telemetry.otlp_receiver import Receiver
-from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope
+from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope, telemetry
 
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 
@@ -563,3 +565,63 @@ def test_shadow_that_raised_has_an_error_as_its_choice() -> None:
     failed = Shadowed(MOST_LOADED, 1, names.SHADOW_FAILED)
     assert failed.choice == "error"
     assert of_shadow(failed, top=8, limit=2000, ui_hints=False)[names.SUMMARY.name] == "most (shadow): error"
+
+
+@pytest.fixture
+def never_sampled(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Telemetry]:
+    def build(**options: Any) -> Telemetry:
+        given = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_TRACES_SAMPLER": "always_off"}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        return telemetry(given, **options)
+
+    return build
+
+
+async def test_keep_sampler_keeps_the_trace_of_a_migration(
+    never_sampled: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = never_sampled()
+    run_one(app, record())
+    with capture_logs() as lines:
+        run_one(app, record(loads=(2, 30, 1)))
+    assert await app.tracing.shutdown()
+    (route,) = receiver.named("route")
+    about = route.attributes
+    assert about["smetric.migration.from"] == "gpu-1"
+    assert about["smetric.instance.id"] == "gpu-2"
+    assert "not_overloaded" in about["smetric.migration.guard"]
+    assert about["smetric.migration.left_tokens"] == 880
+    assert "moved    from gpu-1, which keeps 880 tokens more: not_overloaded" in about["output.value"]
+    (said,) = [line for line in lines if line["event"] == "smetric.migration"]
+    assert (said["from"], said["to"], said["rule"], said["left_tokens"]) == ("gpu-1", "gpu-2", "balance", 880)
+    assert said["trace_id"] == route.span.trace_id.hex()
+    access = next(line for line in lines if line["event"] == "request")
+    assert (access["migrated_from"], access["left_tokens"]) == ("gpu-1", 880)
+
+
+async def test_keep_sampler_drops_migrations_where_they_are_not_to_be_kept(
+    never_sampled: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = never_sampled(keep=("rejected",))
+    run_one(app, record(loads=(2, 30, 1)))
+    run_one(app, record(names.ERROR))
+    run_one(app, record(names.REJECTED))
+    assert await app.tracing.shutdown()
+    assert [one.attributes["smetric.decision.outcome"] for one in receiver.named("route")] == ["rejected"]
+
+
+@pytest.mark.parametrize(("over_parent", "outcomes"), [(True, ["routed", "rejected"]), (False, [])])
+async def test_keep_sampler_keeps_traces_over_an_unsampled_parent_where_asked(
+    never_sampled: Callable[..., Telemetry], receiver: Receiver, over_parent: bool, outcomes: list[str]
+) -> None:
+    unsampled = (b"traceparent", b"00-%b-%b-00" % (b"4b" * 16, b"0f" * 8))
+    app = never_sampled(keep_over_parent=over_parent)
+    run_one(app, record(loads=(2, 30, 1)), unsampled)
+    run_one(app, record(names.REJECTED), unsampled)
+    run_one(app, record(names.REJECTED))
+    assert await app.tracing.shutdown()
+    routes = receiver.named("route")
+    continued = [one for one in routes if one.span.trace_id == b"\x4b" * 16]
+    assert [one.attributes["smetric.decision.outcome"] for one in continued] == outcomes
+    assert len(routes) == len(outcomes) + 1
