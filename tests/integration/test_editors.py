@@ -1,13 +1,10 @@
-"""What editors are given: the TextMate grammar, the VS Code extension around it, the Pygments lexer, the hooks."""
+"""Editors: the TextMate grammar, the VS Code extension around it, and the hooks for pre-commit."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +13,15 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from pygments.lexer import RegexLexer
-from pygments.token import Comment, Error, Keyword, Name, Operator, String
 
 from smetric.cli import main
-from smetric.policy.builtin import BUILTINS
 from smetric.policy.keywords import KEYWORDS, Role
 from smetric.policy.lexer import tokenize
 from smetric.policy.types import BASES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GRAMMAR: dict[str, Any] = json.loads((ROOT / "grammar/smetric.tmLanguage.json").read_text())
-SAMPLE = Path(__file__).parent / "data/editors/sample.policy"
+SAMPLE = ROOT / "tests/data/editors/sample.policy"
 POLICIES = sorted([*ROOT.glob("policies/*.policy"), *ROOT.glob("examples/*/*.policy")])
 SCOPES = {
     Role.HEADER: "keyword.control",
@@ -81,7 +75,7 @@ def scoped(text: str) -> Iterator[Scoped]:
 
 
 def scope_of(token: str, type_: str) -> str:
-    """The scope that a token of the parser is to have; the beginning of it."""
+    """The beginning of the scope that a token of the parser must have."""
     if token in KEYWORDS:
         return SCOPES[KEYWORDS[token].role]
     return {
@@ -100,7 +94,7 @@ def scope_of(token: str, type_: str) -> str:
 
 
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
-def test_the_grammar_colours_each_token_of_a_policy_as_the_parser_reads_it(path: Path) -> None:
+def test_grammar_scopes_each_token_of_a_policy_as_the_parser_reads_it(path: Path) -> None:
     text = path.read_text()
     pieces = {piece.start: piece for piece in scoped(text)}
     for token in tokenize(text).tokens:
@@ -111,7 +105,7 @@ def test_the_grammar_colours_each_token_of_a_policy_as_the_parser_reads_it(path:
     assert [pieces[match.start()].scope.split(".")[0] for match in comments] == ["comment"] * len(comments)
 
 
-def test_the_grammar_knows_every_reserved_word_and_unit() -> None:
+def test_grammar_knows_every_reserved_word_and_unit() -> None:
     for word, row in KEYWORDS.items():
         (piece,) = scoped(word)
         assert piece.scope.startswith(SCOPES[row.role]), word
@@ -119,18 +113,18 @@ def test_the_grammar_knows_every_reserved_word_and_unit() -> None:
         assert [piece.scope for piece in scoped(f"1 {unit} per {unit}")][1::2] == ["keyword.other.unit.smetric"] * 2
 
 
-def test_the_grammar_colours_the_sample_as_was_looked_at() -> None:
+def test_grammar_scopes_of_the_sample_are_those_of_the_golden_file(pytestconfig: pytest.Config) -> None:
     lines = []
     text = SAMPLE.read_text()
     for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
         lines += [f"{number}: {piece.text}  {piece.scope}" for piece in scoped(line)]
     golden = SAMPLE.with_suffix(".scopes")
-    if os.environ.get("UPDATE_SCOPES"):
+    if pytestconfig.getoption("--update"):
         golden.write_text("\n".join(lines) + "\n")
     assert lines == golden.read_text().splitlines()
 
 
-def test_the_grammar_uses_nothing_that_editors_read_otherwise_than_python() -> None:
+def test_grammar_uses_syntax_that_editors_and_python_share() -> None:
     for _, rule in RULES:
         syntax = re.findall(r"\(\?[^:=!]?|\\[^\W\d_]|\$|\^", rule["match"])
         assert set(syntax) <= {"(?", "\\b", "\\t", "$", "^"}, rule
@@ -139,7 +133,7 @@ def test_the_grammar_uses_nothing_that_editors_read_otherwise_than_python() -> N
         assert all(scope is None or scope.endswith(".smetric") for scope in scopes)
 
 
-def test_the_extension_for_vs_code_names_files_that_are_there() -> None:
+def test_extension_for_vs_code_names_existing_files() -> None:
     folder = ROOT / "grammar"
     contributes = json.loads((folder / "package.json").read_text())["contributes"]
     (language,) = contributes["languages"]
@@ -149,50 +143,6 @@ def test_the_extension_for_vs_code_names_files_that_are_there() -> None:
     assert grammar["scopeName"] == GRAMMAR["scopeName"]
     assert (folder / grammar["path"]).resolve() == folder / "smetric.tmLanguage.json"
     assert json.loads((folder / language["configuration"]).read_text())["comments"] == {"lineComment": "#"}
-
-
-# ── the Pygments lexer ───────────────────────────────────────────────────────
-
-
-@pytest.fixture(scope="module")
-def lexer() -> RegexLexer:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    module, _, name = project["entry-points"]["pygments.lexers"]["smetric"].partition(":")
-    made = getattr(importlib.import_module(module), name)()
-    assert isinstance(made, RegexLexer)
-    return made
-
-
-@pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
-def test_pygments_reads_policies_without_an_error_and_loses_nothing(lexer: RegexLexer, path: Path) -> None:
-    tokens = list(lexer.get_tokens(path.read_text()))
-    assert [text for kind, text in tokens if kind is Error] == []
-    assert "".join(text for _, text in tokens) == path.read_text()
-    assert {text for kind, text in tokens if kind is String.Double}.isdisjoint(KEYWORDS)
-
-
-def test_pygments_colours_words_by_what_they_are(lexer: RegexLexer) -> None:
-    text = "## d\nlet x = argmin(hit_len) if f(x) else 1 token # c\n"
-    kinds = {word: kind for kind, word in lexer.get_tokens(text)}
-    assert kinds["## d"] is Comment.Special
-    assert kinds["# c"] is Comment.Single
-    assert kinds["let"] is Keyword.Declaration
-    assert kinds["if"] is Operator.Word
-    assert kinds["argmin"] is Name.Builtin
-    assert kinds["f"] is Name.Function
-    assert kinds["hit_len"] is Name.Variable.Instance
-    assert kinds["token"] is Keyword.Type
-
-
-@pytest.mark.parametrize("word", KEYWORDS)
-def test_pygments_knows_every_reserved_word(lexer: RegexLexer, word: str) -> None:
-    (kind,) = [kind for kind, text in lexer.get_tokens(word) if text == word]
-    assert str(kind).startswith(("Token.Keyword", "Token.Operator.Word"))
-
-
-@pytest.mark.parametrize("name", BUILTINS)
-def test_pygments_knows_every_built_in(lexer: RegexLexer, name: str) -> None:
-    assert (Name.Builtin, name) in lexer.get_tokens(f"let x = {name}(v)")
 
 
 # ── the hooks for pre-commit ─────────────────────────────────────────────────
@@ -208,7 +158,7 @@ def hook(id_: str, *files: Path) -> int:
     return CliRunner().invoke(main, [*arguments, *map(str, files)]).exit_code
 
 
-def test_the_hooks_take_policy_files_and_nothing_else() -> None:
+def test_hooks_take_policy_files_only() -> None:
     assert [hook["id"] for hook in HOOKS] == ["smetric-check", "smetric-fmt", "smetric-test"]
     for hook in HOOKS:
         assert hook["language"] == "python"
@@ -216,13 +166,13 @@ def test_the_hooks_take_policy_files_and_nothing_else() -> None:
         assert not re.search(hook["files"], "mine.policy.md")
 
 
-def test_the_manual_shows_hooks_that_are_there() -> None:
+def test_hooks_are_those_of_the_manual() -> None:
     (shown,) = re.findall(r"```yaml\n(repos:.*?)```", (ROOT / "docs/guide/editors.md").read_text(), re.S)
     (repository,) = yaml.safe_load(shown)["repos"]
     assert [hook["id"] for hook in repository["hooks"]] == [hook["id"] for hook in HOOKS]
 
 
-def test_the_hooks_pass_what_is_good_and_stop_what_is_not(tmp_path: Path) -> None:
+def test_hooks_pass_good_files_and_stop_wrong_ones(tmp_path: Path) -> None:
     good, bad, wrong = (tmp_path / f"{name}.policy" for name in ("good", "bad", "wrong"))
     good.write_text("policy good\n\nroute rr_argmin(requests)\n")
     bad.write_text("policy bad\nroute rr_argmin(reqests)\n")
