@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _INDENT = "    "
 _GAP = "    "
-#: The width of the word `instance`, which heads the ids in a policy's tests.
-_ID_WIDTH = 8
 #: The number of candidates that the full account lists in their own order; of more, it lists the best.
 _ROWS = 32
 #: A comparison as the text shows it if it held, and if it failed.
@@ -65,32 +63,27 @@ def foremost(decision: Decision, top: int) -> tuple[int, ...]:
 
 def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
     """The rows of the candidates *order*, the number of others, the sources of look-ups, and the ages of cells."""
-    order = list(order)
-    snapshot = decision.snapshot
-    named = [(clipped(snapshot.ids[i]), i) for i in order]
-    columns: list[tuple[str, list[str]]] = []
+    order, snapshot, filters = list(order), decision.snapshot, decision.filters
+    columns: dict[str, list[str]] = {}
     for feature in columns_of(decision):
-        known = snapshot.known.get(feature)
-        values = snapshot.columns[feature]
-        cells = [figure(values[i]) if known is None or known[i] else f"? {figure(values[i])}" for i in order]
-        columns.append((feature, cells))
-    pick = decision.pick
-    if decision.score is not None and pick is not None and not isinstance(pick.value, Column):
-        columns.append((score_name(decision), [figure(decision.score[i]) for i in order]))
-    ids_width = max([_ID_WIDTH, *(len(name) for name, _ in named)])
-    widths = [max(len(header), *(len(cell) for cell in cells), 0) for header, cells in columns if cells]
-    filters = decision.filters
-    lines = []
-    if columns and order:
-        heads = "".join(f"{_GAP}{header:>{w}}" for (header, _), w in zip(columns, widths, strict=True))
-        lines.append(f"{_INDENT}{'':<{ids_width}}{heads}")
-    for row, (name, i) in enumerate(named):
-        cells_text = "".join(f"{_GAP}{cells[row]:>{w}}" for (_, cells), w in zip(columns, widths, strict=True))
-        lines.append(f"{_INDENT}{name:<{ids_width}}{cells_text}{_mark(i, decision.index, filters)}".rstrip())
+        known, values = snapshot.known.get(feature), snapshot.columns[feature]
+        columns[feature] = [f"{'' if known is None or known[i] else '? '}{figure(values[i])}" for i in order]
+    if decision.score is not None and decision.pick is not None and not isinstance(decision.pick.value, Column):
+        columns[score_name(decision)] = [figure(decision.score[i]) for i in order]
+    names = ["instance", *(clipped(snapshot.ids[i]) for i in order)]
+    width = max(map(len, names))
+    padded = [[name.ljust(width) for name in ("", *names[1:])]]
+    for header, cells in columns.items():
+        width = max(map(len, (header, *cells)))
+        padded.append([cell.rjust(width) for cell in (header, *cells)])
+    marks = ["", *(_mark(i, decision.index, filters) for i in order)]
+    lines = [(_INDENT + _GAP.join(row) + mark).rstrip() for *row, mark in zip(*padded, marks, strict=True)]
+    if not columns or not order:
+        del lines[0]
     if hidden:
         lines.append(f"{_INDENT}… and {hidden} more")
-    lines += [f"{_INDENT}{said}" for feature, _ in columns if (said := _sources(decision, feature, order))]
-    lines += [f"{_INDENT}{said}" for said in _ages(decision, [feature for feature, _ in columns], order)]
+    lines += [f"{_INDENT}{said}" for feature in columns if (said := _sources(decision, feature, order))]
+    lines += [f"{_INDENT}{said}" for said in _ages(decision, columns, order)]
     return "\n".join(lines)
 
 
