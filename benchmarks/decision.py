@@ -1,10 +1,10 @@
-"""What a decision costs: every shipped policy at 8, 32, 128 and 1024 instances, its Decision included.
+"""Cost of a decision: every shipped policy at 8, 32, 128 and 1024 instances, with its Decision object.
 
     python benchmarks/decision.py [--calls 2000] [--save FILE]
 
-Prints microseconds per call, median and 99th percentile of single calls, less the cost of reading the clock; they are
-measured as `smetric bench` does. `figure 13 by hand` is the same rule in plain Python without guards' counts or a
-Decision: what the language costs is the difference.
+Prints microseconds per call, median and 99th percentile of single calls, without the cost of reading the clock, as
+`smetric bench` does. `figure 13 by hand` is the same rule in plain Python, without counts of guards and without a
+Decision: the difference is the cost of the language.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def by_hand(snapshot: Snapshot, request: InferenceRequest) -> int:
 
 
 def cells(size: int, shipped: dict[str, Policy]) -> dict[str, Callable[[], Any]]:
-    """What is measured at one size."""
+    """The calls to measure at one size."""
     features = [VOCABULARY.features[name] for name in frozenset[str]().union(*(p.reads for p in shipped.values()))]
     spread, equal = fleet(size, features), fleet(size, features, equal=True)
     cursors = {key: id_of(3) for policy in shipped.values() for key in policy.plan.keys}
@@ -73,7 +73,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=2000, help="calls per cell (default: %(default)s)")
-    parser.add_argument("--save", type=Path, help="where the medians are written, as JSON")
+    parser.add_argument("--save", type=Path, help="file for the medians, as JSON")
     options = parser.parse_args()
     shipped = policies()
     columns: dict[str, dict[int, str]] = {}

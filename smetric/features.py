@@ -135,7 +135,7 @@ _FEATURES = (
         default=1.0,
         instead="prefill_rate",
         measured=True,
-        source="measured by the router on the last 100 fetches that look-ups told of, or `prefill.fetch_rate`",
+        source="measured by the router on the last 100 fetches that look-ups reported, or `prefill.fetch_rate`",
         staleness=_RATE,
     ),
     Feature(
@@ -238,7 +238,7 @@ _REQUEST = (
     ),
     RequestField(
         name="class_streak",
-        doc="How many of those in a row went to an instance that held a part of them.",
+        doc="How many of these in a row went to an instance that held a part of them.",
         unit="requests",
         on_demand=True,
     ),

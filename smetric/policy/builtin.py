@@ -114,7 +114,7 @@ class Builtin:
         return "where m" in self.signature
 
     @property
-    def of_nobody(self) -> bool:
+    def total(self) -> bool:
         """Whether it has a value without candidates; if not, `where` requires `default:`."""
         return not (self.where and "default" in self.named)
 

@@ -228,7 +228,7 @@ class Families:
                 message = "`default:` goes with `where`: without it there is always a candidate"
                 raise Bad("arguments", argument.span, message)
             return made
-        if not given.named and not builtin.of_nobody:
+        if not given.named and not builtin.total:
             message = f"`where` may leave no candidate, and `{builtin.name}` of none is not a number"
             help_text = f"give the value for that case: {builtin.name}(… where …, default: 0)"
             raise Bad("nobody", given.call.span, message, help_text)

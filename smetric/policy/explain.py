@@ -82,8 +82,8 @@ def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
         del lines[0]
     if hidden:
         lines.append(f"{_INDENT}… and {hidden} more")
-    lines += [f"{_INDENT}{said}" for feature in columns if (said := _sources(decision, feature, order))]
-    lines += [f"{_INDENT}{said}" for said in _ages(decision, columns, order)]
+    lines += [f"{_INDENT}{note}" for feature in columns if (note := _sources(decision, feature, order))]
+    lines += [f"{_INDENT}{note}" for note in _ages(decision, columns, order)]
     return "\n".join(lines)
 
 
@@ -264,12 +264,12 @@ def _result(decision: Decision) -> str:
         drawn = f"drawn by {pick.builtin.name} among {len(decision.candidates)}"
         return f"{decision.rule}: {decision.instance} is {drawn}, with {score_name(decision)} {figure(value)}"
     nearly = "nearly " if decision.is_behind else ""
-    said = f"{decision.rule}: {decision.instance} has {nearly}the {_best(decision, pick)} ({figure(value)})"
+    text = f"{decision.rule}: {decision.instance} has {nearly}the {_best(decision, pick)} ({figure(value)})"
     if tied > 1:
         alike = nearly or sum(decision.score[i] == value for i in decision.candidates) == tied
         have = "have" if alike else "nearly have"
-        said += f", as {have} {tied - 1} more: {'' if pick.thens else 'it is '}{settled}"
-    return said
+        text += f", as {have} {tied - 1} more: {'' if pick.thens else 'it is '}{settled}"
+    return text
 
 
 def _best(decision: Decision, pick: Pick) -> str:
@@ -335,13 +335,13 @@ def _sides(decision: Decision, at: int, term: Term, signs: Mapping[str, str]) ->
 
 def _comparison(left: Sequence[float], sign: str, right: Sequence[float]) -> str:
     """Both sides with their sign, with as many digits as make the text true."""
-    said = ""
+    text = ""
     for digits in _DIGITS:
         sides = [[figure(number, digits) for number in side] for side in (left, right)]
-        said = f" {sign} ".join(" × ".join(side) for side in sides)
+        text = f" {sign} ".join(" × ".join(side) for side in sides)
         if _TRUE[sign](*(math.prod(map(float, side)) for side in sides)):
             break
-    return said
+    return text
 
 
 def _side(decision: Decision, at: int, term: Term) -> tuple[float, ...]:

@@ -73,7 +73,7 @@ def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) 
 
 
 def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
-    told = _end_of(decision)
+    unchanged = _end_of(decision)
     near = list(decision.foremost(_INSTANCES))
     near += [i for i in range(len(decision.snapshot.ids)) if i not in near][: _INSTANCES - len(near)]
     for name in sorted(decision.reads):
@@ -88,7 +88,9 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
                 def ask(value: float, feature: Feature = feature, i: int = i) -> str:
                     return _decided(decision, _columns(decision, vocabulary, feature, i, value), {})
 
-                for after, becomes in _nearest(ask, column[i], feature, _ends(decision, vocabulary, feature), told):
+                for after, becomes in _nearest(
+                    ask, column[i], feature, _ends(decision, vocabulary, feature), unchanged
+                ):
                     yield Change(name, decision.snapshot.ids[i], column[i], after, feature.unit, becomes, span)
     for name in sorted(decision.policy.fields):
         field, value = vocabulary.request[name], getattr(decision.request, name)
@@ -97,7 +99,7 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
             def ask_field(value: float, name: str = name) -> str:
                 return _decided(decision, {}, {name: value})
 
-            for after, becomes in _nearest(ask_field, value, field, _ends(decision, vocabulary, field), told):
+            for after, becomes in _nearest(ask_field, value, field, _ends(decision, vocabulary, field), unchanged):
                 yield Change(f"req.{name}", "", value, after, field.unit, becomes, 0.0)
 
 
@@ -141,9 +143,9 @@ def _ends(decision: Decision, vocabulary: Vocabulary, word: Feature | RequestFie
 
 
 def _nearest(
-    ask: Callable[[float], str], value: float, word: Feature | RequestField, ends: tuple[float, float], told: str
+    ask: Callable[[float], str], value: float, word: Feature | RequestField, ends: tuple[float, float], unchanged: str
 ) -> Iterator[tuple[float, str]]:
-    """The nearest values above and below *value* at which the answer of *ask* is not *told*, and these answers."""
+    """The nearest values above and below *value* at which the answer of *ask* is not *unchanged*, and these answers."""
     step = _SHARE_STEP if word.high <= 1 else _STEP
     for sign, end in ((1, ends[1]), (-1, ends[0])):
         last = math.ceil((end - value) * sign / step)  # the number of steps to the end
@@ -153,7 +155,7 @@ def _nearest(
 
         same, steps = 0, min(1, last)
         for _ in range(_DOUBLINGS):
-            if steps <= same or (becomes := ask(tried(steps))) != told:
+            if steps <= same or (becomes := ask(tried(steps))) != unchanged:
                 break
             same, steps = steps, min(steps * 2, last)
         else:
@@ -163,7 +165,7 @@ def _nearest(
         while steps - same > 1:  # bisect
             middle = (same + steps) // 2
             found = ask(tried(middle))
-            if found == told:
+            if found == unchanged:
                 same = middle
             else:
                 steps, becomes = middle, found

@@ -73,7 +73,7 @@ _RULES = """\
   are `62us 250ms 2s 5m 1h`, without a space. Unlike units neither add nor compare. A literal without a unit fits any; a
   name never does: `param MAX = 16 requests`. `norm(v)`, `rank(v)` and `x / y` of like units are plain.
 - No hidden zero: a divisor that may be 0 is an error; write `greatest(y, 1 token)` or `ratio(x, y, default: z)`.
-  `mean`, `min`, `max` and `quantile` with `where` need `default:`, since nobody may be left.
+  `mean`, `min`, `max` and `quantile` with `where` need `default:`, since no candidate may be left.
 - A `when` is one truth value: wrap a vector in `any(…)` or `all(…)`. `route` takes a pick, never a vector.
 - Names are defined once, above their use, and hide neither features nor built-ins; only arguments of a `def` may repeat
   names of the file. Filters come before picks. The last outcome is unconditional and its pick has no `where`.
