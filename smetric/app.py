@@ -72,9 +72,8 @@ from smetric.telemetry.metrics import MAX_INSTANCES, Metrics, ModelLabels
 from smetric.telemetry.outcomes import Outcomes, ServiceLevel
 from smetric.telemetry.tracing import Tracing
 
-#: Longest time that the start waits for instances to say which process they are, seconds.
+#: Seconds that the start waits for instances to identify their process.
 FIRST_LOOK_S = 2.0
-
 #: Limit on the connections of the admin port: operators, scrapers and other routers.
 ADMIN_CONNECTIONS = 256
 
@@ -85,13 +84,13 @@ class Application:
     """One router: its parts, and the ASGI apps of its two ports.
 
     Args:
-        settings: everything that can be set.
-        environ: where the `OTEL_…` variables are read from.
-        token_ids: gives the token ids that some sources look prompts up by; by default what `tokenizer` says.
+        settings: all settings.
+        environ: the `OTEL_…` variables.
+        token_ids: source of token ids; by default the one that the section `tokenizer` names.
 
     Raises:
         ConfigError: a setting cannot be used.
-        PolicyError: the policy does not check.
+        PolicyError: a policy does not check.
     """
 
     def __init__(
@@ -175,9 +174,8 @@ class Application:
         self._salt = None
         if settings.tenants.cache_salt == "tenant" and secret is not None:
             self._salt = TenantSalt(settings.tenant_header.lower(), secret)
-        #: It has started, and does not end yet.
         self.is_ready = False
-        #: No policy need be tried any more; asked by a thread.
+        #: Set when the router ends; a thread that tries a policy reads it.
         self._ending = threading.Event()
 
     def _gauges(self) -> Iterator[Metric]:
@@ -210,7 +208,7 @@ class Application:
         return self.fleet.why_unready()
 
     def _health_routes(self) -> list[Route]:
-        """`/healthz` and `/readyz` of both ports: liveness, and whether new requests are welcome."""
+        """Return `/healthz` and `/readyz` of both ports: liveness, and whether new requests are welcome."""
 
         async def healthz(_: Request) -> Response:
             return PlainTextResponse("ok\n")
@@ -226,7 +224,7 @@ class Application:
         return served | set(self.settings.models)
 
     def data_app(self) -> Intake:
-        """What the data port serves. Starts and stops the application with its lifespan."""
+        """Return the app of the data port; its lifespan starts and stops the application."""
         settings = self.settings
         proxy = ProxyContext(
             self.router,
@@ -268,7 +266,7 @@ class Application:
         return intake
 
     def admin_app(self) -> Intake:
-        """What the admin port serves."""
+        """Return the app of the admin port."""
         app = admin_app(
             fleet=self.fleet,
             decisions=self.telemetry.decisions,
@@ -283,18 +281,18 @@ class Application:
                 *(placement_routes(self.sources.peers) if self.sources.peers is not None else ()),
             ],
         )
-        # No body on the admin port is longer than what routers send each other.
+        # The longest bodies on the admin port are batches between routers.
         limits = replace(_data_limits(self.settings), body_bytes=MAX_BATCH_BYTES, connections=ADMIN_CONNECTIONS)
         return Intake(AdminGuard(app, self.admin_token), limits)
 
     async def start(self) -> None:
-        """Begin to scrape and to watch the policy files."""
+        """Start to scrape and to watch the policy files."""
         await self.drains.start()
         await self.request_tokens.start()
         for part in (*self.records.writers, *self.sources.background):
             await part.start()
         if self.sources.indexes.is_restoring:
-            # What is restored holds of the process it was learnt of, so first hear which process answers.
+            # A restored index is valid only for the process it was learnt from.
             await self.sources.scraper.first_look(FIRST_LOOK_S)
             await self.sources.indexes.recall(self.fleet.instances)
         await self.admission.overload.start()
@@ -305,16 +303,16 @@ class Application:
         notify(self._environ, "READY=1")
 
     def drain(self) -> None:
-        """No new request is welcome any more; those under way go on."""
+        """Accept no new requests; running ones continue."""
         self.is_ready = False
         self._ending.set()
         drain = self.settings.drain
-        # Who is held is decided by then, and has the other half of the time for its answer.
+        # Held requests are decided within half of the time, and have the other half for their answers.
         self.admission.room.end_by(asyncio.get_running_loop().time() + (drain.announce + drain.deadline) / 2)
         notify(self._environ, "STOPPING=1")
 
     async def stop(self) -> None:
-        """End what `start` began; traces are sent or given up within two seconds."""
+        """End what `start` began; traces are sent or dropped within two seconds."""
         self.is_ready = False
         self._ending.set()
         await _end("Feed", self.live.feed.stop())

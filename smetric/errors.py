@@ -1,4 +1,17 @@
-"""Every error SMetric raises on purpose, and the HTTP status or exit code it stands for."""
+"""Errors that SMetric raises on purpose, with the HTTP status or exit code of each.
+
+SmetricError
+├─ ConfigError           start-up: exit 2, one line, no traceback
+└─ HttpError             answered in the API's own error shape
+   ├─ RequestError       400, 413, …
+   ├─ NoCandidate        404 / 503   no instance serves the model, or a filter left none
+   ├─ Shed               429         a reject rule, with Retry-After
+   ├─ Overloaded         429 / 503   more than the instances, or the router itself, can take; with Retry-After
+   └─ UpstreamError      502 / 504   after retries
+
+`PolicyError` (check or start-up: exit 1, caret and help; on reload the old policy stays) is in
+`smetric.policy.diagnostic`, which imports nothing of smetric, and is not a subclass.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +20,31 @@ from collections.abc import Iterable
 
 import msgspec
 
-# Moved.
+#: Raised by msgspec for bytes of another form, invalid UTF-8, or nesting beyond the stack, which any JSON may have.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def closest(word: str, words: Iterable[str]) -> str:
-    """The one of *words* that *word* was probably meant to be, or nothing."""
+    """Return the one of *words* that *word* probably means, or an empty text."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
     return close[0] if close else ""
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """`; did you mean …?` when one of *words* is close to *word*, else nothing."""
+    """Return `; did you mean …?` if one of *words* is close to *word*, else an empty text."""
     close = closest(word, words)
     return f"; did you mean {close}?" if close else ""
 
 
-# Every error SMetric raises on purpose, and the HTTP status or exit code it stands for.
-#
-# SmetricError
-# ├─ ConfigError           start-up: exit 2, one line, no traceback
-# ├─ PolicyError           check or start-up: exit 1, caret and help; on reload the old policy stays
-# ├─ RequestError          400, 413, …   in the API's own error shape
-# ├─ NoCandidate           404 / 503   nobody serves the model, or a filter left nobody
-# ├─ Shed                  429   a reject rule, with Retry-After
-# ├─ Overloaded            429 / 503   more than the instances, or the router itself, can take; with Retry-After
-# └─ UpstreamError         502 / 504   after retries
-#
-# `PolicyError` itself lives in `smetric.policy.diagnostic`, which imports nothing of smetric; it is not a subclass
-# here.
-
-
 class SmetricError(Exception):
-    """Anything SMetric raises on purpose."""
+    """Base of the errors that SMetric raises on purpose."""
 
 
 class ConfigError(SmetricError):
-    """The configuration cannot be used: names the place, the value, the rule and the way out, in one line.
+    """The configuration cannot be used: place, value, rule and way out, in one line.
 
     Args:
-        message: what is not printable in it, such as a line break in a value, is shown as an escape.
+        message: unprintable characters in it, such as a line break in a value, are shown as escapes.
     """
 
     exit_code = 2
@@ -59,10 +58,10 @@ class HttpError(SmetricError):
 
     Args:
         status: HTTP status.
-        message: what is wrong and what to do; never text from a prompt or an upstream.
-        kind: the machine-readable type in the error body.
+        message: what is wrong and what to do; never text of a prompt or an upstream.
+        kind: machine-readable type in the error body.
         retry_after_s: seconds for Retry-After, if any.
-        param: the field of the request that is at fault, if one is.
+        param: the request field at fault, if any.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class HttpError(SmetricError):
 
 
 class RequestError(HttpError):
-    """The client's request cannot be served as sent."""
+    """The request cannot be served as sent."""
 
     def __init__(
         self, message: str, *, status: int = 400, kind: str = "invalid_request_error", param: str | None = None
@@ -86,7 +85,7 @@ class RequestError(HttpError):
 
 
 class NoCandidate(HttpError):
-    """No instance can serve this: an unknown model (404), or nobody left (503)."""
+    """No instance can serve the request: an unknown model (404), or no candidate left (503)."""
 
     def __init__(
         self, message: str, *, status: int = 503, kind: str = "service_unavailable", retry_after_s: float | None = 1.0
@@ -104,10 +103,13 @@ class Shed(HttpError):
 
 
 class Overloaded(HttpError):
-    """More than can be taken now: refused before anything is read of the body, or after too long a wait.
+    """Overload: refused before the body is read, or after too long a wait.
 
-    `reason` is one of a closed list for metrics: in_flight, queue, bytes, lag, memory, files. The first two are
-    answered 429, for the instances have no room; the others 503, for the router itself has none.
+    Args:
+        message: as of `HttpError`.
+        reason: one of in_flight, queue (429: the instances have no room), bytes, lag, memory, files (503: the router
+            has none).
+        retry_after_s: seconds for Retry-After.
     """
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float):
@@ -120,16 +122,12 @@ class Overloaded(HttpError):
 class UpstreamError(HttpError):
     """The chosen instances failed before a response could be passed on.
 
-    `reason` is one of a closed list for metrics: connect_error, connect_timeout, exhausted, timeout, closed, protocol.
-    A 503 says that waiting may help, and how long.
+    Args:
+        message: as of `HttpError`.
+        reason: one of connect_error, connect_timeout, exhausted, timeout, closed, protocol.
+        status: 502, 504, or 503 if waiting may help.
     """
 
     def __init__(self, message: str, *, reason: str, status: int = 502):
         super().__init__(status, message, "upstream_error", retry_after_s=1.0 if status == 503 else None)
         self.reason = reason
-
-
-# What msgspec raises for bytes that are not what is looked for. What that means is for whoever decodes them to say.
-
-#: Of another form; no UTF-8; nested more deeply than the stack has room for, which any JSON from outside may be.
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -1,4 +1,4 @@
-"""Files: bounded reads, files that are read again when they change, and the policies that ship."""
+"""Files: bounded reads that never hang, files that are read again when they change, and the shipped policies."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ from typing import Protocol
 import structlog
 from watchfiles import awatch
 
-from smetric.errors import ConfigError
+from smetric.errors import ConfigError, did_you_mean
 from smetric.log_limit import LogLimit
 
-# What is in a file: never more than asked for, and never waited for without end.
-#
-# A pipe or a terminal blocks who opens or reads it until somebody writes. What the bytes mean is their reader's
-# business.
-
-#: Longest that a pipe or a terminal may say nothing, seconds.
+#: Seconds that a pipe or a terminal may yield nothing.
 PATIENCE_S = 10.0
+#: Seconds between comparisons of watched files: some file systems send no notifications.
+COMPARE_EVERY_S = 5.0
 _PIECE = 1 << 20
+#: First line of a library, below its comments. `*+` keeps the match linear.
+_LIBRARY = re.compile(r"\A(?:\s|#[^\n]*)*+library\b")
+_PACKAGE = Path(__file__).parent
+#: In a checkout the policies are in `policies/` beside the package, in an installed wheel inside it.
+_INSTALLED = _PACKAGE / "_data" / "policies"
+
+log = structlog.get_logger("smetric.files")
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The first *most* bytes of a regular file: for what is read again, or while others wait.
+    """Return the first *most* bytes of a regular file; for files that are read again, or while others wait.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with _opened(path) as fd:
         _require_regular(os.fstat(fd), path)
@@ -41,10 +45,10 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def read_once(path: Path, most: int) -> bytes:
-    """The first *most* bytes of any file, pipes too: for what is read a single time, at the start.
+    """Return the first *most* bytes of any file, also of a pipe; for files that are read once, at the start.
 
     Raises:
-        OSError: it cannot be read, or says nothing for `PATIENCE_S`.
+        OSError: it cannot be read, or yields nothing for `PATIENCE_S`.
     """
 
     def wait() -> None:
@@ -58,21 +62,21 @@ def read_once(path: Path, most: int) -> bytes:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse a file that a library is to read by its name, unless that is a regular one.
+    """Refuse a file that is not regular, before a library reads it by name.
 
     Raises:
-        OSError: it is none, or not there.
+        OSError: it is not regular, or does not exist.
     """
     _require_regular(os.stat(path), path)
 
 
 def state_of(path: Path) -> tuple[int, int, int]:
-    """What tells one state of a file from another, without reading it.
+    """Return inode, change time and size of a file, which differ after any change.
 
-    The time is that of any change: who copies may keep the time of modification, and who was let in changes none.
+    The change time covers copies that keep the modification time, and changes of permissions.
 
     Raises:
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     state = os.stat(path)
     return state.st_ino, state.st_ctime_ns, state.st_size
@@ -80,7 +84,7 @@ def state_of(path: Path) -> tuple[int, int, int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    # Without O_NONBLOCK a pipe is not even opened before somebody writes.
+    # Without O_NONBLOCK, opening a pipe blocks until it has a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         yield fd
@@ -94,7 +98,7 @@ def _require_regular(state: os.stat_result, path: Path) -> None:
 
 
 def _read(fd: int, most: int, wait: Callable[[], None] = lambda: None) -> bytes:
-    """What *fd* holds up to its end, at most *most* bytes; *wait* returns when there is more, or the end."""
+    """Return at most *most* bytes of *fd*; *wait* returns when there are more, or at the end."""
     content = bytearray()
     while missing := most - len(content):
         wait()
@@ -105,25 +109,15 @@ def _read(fd: int, most: int, wait: Callable[[], None] = lambda: None) -> bytes:
     return bytes(content)
 
 
-# Files that are read again when they change: policies and their libraries, certificates.
-#
-# What a change comes to, and what is done about files that cannot be used, is theirs to say.
-
-log = structlog.get_logger("smetric.files")
-
-#: Besides being told of changes, the files are compared this often: some file systems tell nothing.
-COMPARE_EVERY_S = 5.0
-
-
 class Watched(Protocol):
-    """What is read from files."""
+    """Something that is read from files."""
 
     @property
     def folders(self) -> Collection[Path]:
-        """Where the files are."""
+        """Folders of the files."""
 
     def refresh(self) -> object:
-        """Read them again if they have changed."""
+        """Read the files again if they have changed."""
 
 
 async def watch(files: Sequence[Watched]) -> None:
@@ -135,11 +129,11 @@ async def watch(files: Sequence[Watched]) -> None:
             try:
                 file.refresh()
             except Exception:
-                # A fault of ours must not end the watch for good.
+                # A bug in one file must not end the watch.
                 if (kept_back := log_limit.passes(id(file))) is not None:
                     log.exception("smetric.files.failed", file=type(file).__name__, kept_back=kept_back)
 
-    # The folders, not the files: editors and mounted ConfigMaps replace the file, or a link above it.
+    # Folders, not files: editors and mounted ConfigMaps replace the file, or a link above it.
     folders = {folder for file in files for folder in file.folders}
     try:
         async for _ in awatch(
@@ -152,7 +146,7 @@ async def watch(files: Sequence[Watched]) -> None:
             stop_event=asyncio.Event(),
         ):
             look()
-    except (OSError, RuntimeError) as error:  # the system has no watch left, say, or the library fails
+    except (OSError, RuntimeError) as error:  # no inotify watch is left, or the library fails
         reason = getattr(error, "strerror", None) or str(error)
         log.warning("smetric.files.compared", reason=reason, every_s=COMPARE_EVERY_S)
     while True:
@@ -160,19 +154,8 @@ async def watch(files: Sequence[Watched]) -> None:
         look()
 
 
-# The policies that ship: where they lie, and what a setting or an argument means by its name or path.
-#
-# In a checkout they are in `policies/` beside the package, in an installed wheel inside it. The parser finds the
-# grammar by itself, because `policy/` imports nothing of smetric; texts are read by `policy_text`.
-
-#: The first line of a library, below its comments (`*+`: a line of them is never read in a second way).
-_LIBRARY = re.compile(r"\A(?:\s|#[^\n]*)*+library\b")
-_PACKAGE = Path(__file__).parent
-_INSTALLED = _PACKAGE / "_data" / "policies"
-
-
 def shipped_policies() -> dict[str, Path]:
-    """The policies that come with SMetric, by name; their libraries and the files of their tests are none."""
+    """Return the shipped policies by name, without their libraries and files of tests."""
     files = [path for path in sorted(_shipped_folder().glob("*.policy")) if "." not in path.stem]
     return {path.stem: path for path in files if not _LIBRARY.search(path.read_text("utf-8"))}
 
@@ -182,25 +165,23 @@ def _shipped_folder() -> Path:
 
 
 def is_policy_path(reference: str) -> bool:
-    """Whether *reference* is a path, not the name of a shipped policy."""
+    """Return whether *reference* is a path, not the name of a shipped policy."""
     return "/" in reference or reference.endswith(".policy")
 
 
 def policy_path(policy: str) -> Path:
-    """The file of a policy given as the setting `policy` is: a shipped name, or a path.
+    """Return the file of a policy given by the name of a shipped one or by its path.
 
-    A shipped library is found by its name, too: whether a library will do is for the language to say.
+    Libraries are found by name, too; the language judges whether a library will do.
 
     Raises:
-        ConfigError: it is no path, and nothing of that name is shipped.
+        ConfigError: it is not a path, and no shipped policy has this name.
     """
     if is_policy_path(policy):
         return Path(policy)
     path = _shipped_folder() / f"{policy}.policy"
     if "." not in policy and os.path.isfile(path):
         return path
-    from smetric.errors import did_you_mean
-
     shipped = shipped_policies()
     meant = did_you_mean(policy, shipped) or "; shipped: " + ", ".join(shipped)
     beside = f"{policy}.policy"

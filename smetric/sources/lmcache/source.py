@@ -213,7 +213,7 @@ def lmcache_sources(
 ) -> list[Source]:
     """Return the sources of all tiers of the service in `settings.lmcache`, best first, and the look-up they share.
 
-    No service sees an engine's GPU. The hit in an instance's own host memory stands in for `hit_len` if no better
+    No service sees an engine's GPU. The hit in an instance's lmcache host memory stands in for `hit_len` if no better
     source knows it. A shared store never does, or every instance would be as good as any other.
 
     Args:
@@ -222,12 +222,12 @@ def lmcache_sources(
         deadline: seconds that the router allows for the look-ups of a prompt, by its tokens.
         counts: counts every look-up.
     """
-    own = settings.lmcache
-    service: LookupService = Controller() if own.mode == "controller" else Coordinator(own.chunk_size, own.world_size)
+    lmcache = settings.lmcache
+    service: LookupService = Controller() if lmcache.mode == "controller" else Coordinator(lmcache.chunk_size, lmcache.world_size)
     client = LmcacheClient(
         service,
-        own.url,
-        Breaker(own.breaker_failures, own.breaker_open),
+        lmcache.url,
+        Breaker(lmcache.breaker_failures, lmcache.breaker_open),
         on_late=partial(counts.looked_up, "lmcache", names.LOOKUP_LATE),
         on_breaker=partial(counts.suspended, "lmcache"),
     )
@@ -235,15 +235,15 @@ def lmcache_sources(
         client,
         tokens,
         deadline=deadline,
-        chunk_size=own.chunk_size,
-        models=own.models,
-        answers_ttl_s=own.answers_ttl,
+        chunk_size=lmcache.chunk_size,
+        models=lmcache.models,
+        answers_ttl_s=lmcache.answers_ttl,
         on_result=partial(counts.looked_up, "lmcache"),
     )
-    ids = own.instances
+    ids = lmcache.instances
     return [
         LmcacheTier("host", frozenset({"hit_len", "host_hit_len"}), lambda hits, id: hits.host.get(id), lookup, ids),
-        LmcacheTier("disk", frozenset({"disk_hit_len"}), lambda hits, id: hits.own.get(id), lookup, ids),
+        LmcacheTier("disk", frozenset({"disk_hit_len"}), lambda hits, id: hits.lmcache.get(id), lookup, ids),
         LmcacheTier("store", frozenset({"store_hit_len"}), lambda hits, id: hits.shared, lookup, ids),
         LmcacheTier("likely", frozenset({"hit_len"}), lambda hits, id: hits.likely.get(id), lookup, ids),
         lookup,

@@ -1,4 +1,4 @@
-"""JSON from outside may nest more deeply than the stack has room for: whoever reads it says what it says of no JSON."""
+"""Errors: unreadable bytes."""
 
 from __future__ import annotations
 

@@ -1,16 +1,22 @@
+"""Files: bounded reads and watching."""
+
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from smetric import files
 from smetric.files import read_once, read_regular, require_regular, state_of
+from tests.fakes import until
 
 
 def fifo(folder: Path) -> Path:
@@ -109,3 +115,43 @@ def test_a_copy_that_keeps_size_and_time_and_a_change_of_who_may_read_are_other_
     time.sleep(0.02)
     path.chmod(0o400)
     assert len({before, copied, state_of(path)}) == 3
+
+
+# What is watched is tried with the files themselves, in test_policy_file.py and proxy/test_tls.py.
+
+
+class Looked:
+    """Counts how often it is asked to look, and may fail at that."""
+
+    def __init__(self, folder: Path, error: Exception | None = None) -> None:
+        self.folders = {folder}
+        self.error = error
+        self.times = 0
+
+    def refresh(self) -> None:
+        self.times += 1
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), WatchfilesRustInternalError("No space left on device")]
+)
+async def test_where_the_system_tells_of_no_change_files_are_compared_and_one_that_fails_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*folders: Path, **_: object) -> AsyncIterator[None]:
+        assert folders == (tmp_path,)
+        raise error
+
+    monkeypatch.setattr(files, "awatch", full)
+    monkeypatch.setattr(files, "COMPARE_EVERY_S", 0.001)
+    broken, file = Looked(tmp_path, RuntimeError("a fault")), Looked(tmp_path)
+    with capture_logs() as lines:
+        task = asyncio.create_task(files.watch([broken, file]))
+        await until(lambda: file.times > 2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    compared, failed = lines
+    assert (compared["event"], compared["reason"]) == ("smetric.files.compared", "No space left on device")
+    assert (failed["event"], failed["file"]) == ("smetric.files.failed", "Looked"), "once; and the other goes on"
