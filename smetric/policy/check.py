@@ -17,7 +17,7 @@ from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, 
 from smetric.policy.guard import NOBODY, reads, wasted_lookups
 from smetric.policy.lexer import one_line
 from smetric.policy.library import Linked, Reader, link, no_libraries, taken
-from smetric.policy.parameter import CONFIGURATION, Parameter, Settings, Value
+from smetric.policy.parameter import CONFIGURATION, Parameter, ParameterValues, Value
 from smetric.policy.parser import read
 from smetric.policy.scope import CheckEnded, Findings
 from smetric.policy.types import Interval, did_you_mean, exact, parse_unit
@@ -137,7 +137,7 @@ class Tests:
                     self._value(word, cell)
         return names
 
-    def _column(self, column: tree.Column) -> Feature | None:
+    def _column(self, column: tree.TestColumn) -> Feature | None:
         word = self._vocabulary.features.get(column.feature)
         if word is not None:
             return _AGE if column.of_age else word
@@ -205,7 +205,7 @@ class Pass:
         file: tree.File,
         linked: Linked,
         vocabulary: Vocabulary,
-        settings: Settings,
+        settings: ParameterValues,
         choice: Choice,
         beside: Source | None,
         tests: Sequence[tree.Test],
@@ -286,11 +286,11 @@ def merged(passes: Sequence[Pass]) -> list[Diagnostic]:
 
 
 def feature_choices(
-    file: tree.File, linked: Linked, vocabulary: Vocabulary, settings: Settings
+    file: tree.File, linked: Linked, vocabulary: Vocabulary, settings: ParameterValues
 ) -> dict[str, tuple[str, ...]]:
     """Return the features that each feature parameter can be, the configured one or else the default first.
 
-    Settings reach the parameters of a library that the policy itself takes.
+    ParameterValues reach the parameters of a library that the policy itself takes.
     """
     found: dict[str, tuple[str, ...]] = {}
     own = taken(file)
@@ -366,7 +366,9 @@ def check_text(
     """
     file, errors = read(text, path, tests=tests)
     more, further = ([], ()) if beside is None else _tests_beside(file, beside)
-    checked = _check(file, vocabulary, Settings(settings or {}, set_by), [*errors, *more], libraries, beside, further)
+    checked = _check(
+        file, vocabulary, ParameterValues(settings or {}, set_by), [*errors, *more], libraries, beside, further
+    )
     _check_settings_of_tests(file, vocabulary, libraries, [*file.tests, *further])
     return file, checked
 
@@ -387,7 +389,7 @@ def _check_settings_of_tests(
             continue
         tried.append(test.configured)
         try:
-            _check(bare, vocabulary, Settings(test.configured), [], libraries, None, ())
+            _check(bare, vocabulary, ParameterValues(test.configured), [], libraries, None, ())
         except PolicyError as error:
             said = f'with the settings of the test "{clip(test.sentence)}"'
             for each in error.diagnostics:
@@ -416,7 +418,7 @@ def _tests_beside(policy: tree.File, beside: Source) -> tuple[list[Diagnostic], 
 def _check(
     file: tree.File,
     vocabulary: Vocabulary,
-    settings: Settings,
+    settings: ParameterValues,
     errors: Sequence[Diagnostic],
     libraries: Reader,
     beside: Source | None,

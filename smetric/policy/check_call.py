@@ -55,7 +55,7 @@ class Bad(Exception):
 class Given:
     """Call of the right shape: positional and named arguments with their types, and the type of `where`."""
 
-    call: tree.Call
+    call: tree.CallExpr
     builtin: Builtin
     plain: Sequence[Pair]
     named: Sequence[Pair]
@@ -352,7 +352,7 @@ class Calls:
         self._findings = findings
         self._families = Families(expressions)
 
-    def infer(self, call: tree.Call, builtin: Builtin, arguments: Mapping[str, Type]) -> Type:
+    def infer(self, call: tree.CallExpr, builtin: Builtin, arguments: Mapping[str, Type]) -> Type:
         """Return the type of *call*, a call of *builtin*."""
         typed = [(argument, self._expressions.infer(argument.value, arguments)) for argument in call.arguments]
         masks = [
@@ -377,7 +377,7 @@ class Calls:
         except Bad as bad:
             return self._findings.error(*bad.found)
 
-    def _check_shape(self, call: tree.Call, builtin: Builtin) -> None:
+    def _check_shape(self, call: tree.CallExpr, builtin: Builtin) -> None:
         name = builtin.name
         given = [argument for argument in call.arguments if not argument.name]
         for place, argument in enumerate(call.arguments):

@@ -317,7 +317,7 @@ class Expressions:
                 return Type(Sort.BOOL, interval=TRUE if value else FALSE)
             case tree.Name():
                 return self._name(expr, arguments)
-            case tree.Field():
+            case tree.FieldExpr():
                 return self._field(expr)
             case tree.SetOf():
                 return self._set(expr, arguments)
@@ -331,9 +331,9 @@ class Expressions:
                 if parts[0].decided:
                     self.same(expr.condition.span, parts[0], "this condition is the same in every decision")
                 return self._operators.if_else(expr, *parts)
-            case tree.At():
+            case tree.AtExpr():
                 return self._at(expr, arguments)
-            case tree.Call():
+            case tree.CallExpr():
                 return self._call(expr, arguments)
         raise AssertionError(f"no such expression: {type(expr).__name__}")
 
@@ -363,7 +363,7 @@ class Expressions:
             made = replace(made, interval=Interval(word.low, min(word.high, bound.high)))
         return replace(made, must=frozenset((name,)), may=frozenset((name,)))
 
-    def _field(self, expr: tree.Field) -> Type:
+    def _field(self, expr: tree.FieldExpr) -> Type:
         word = self._vocabulary.request.get(expr.name)
         place = Span(expr.span.end - len(expr.name), expr.span.end)
         if expr.base != "req":
@@ -390,7 +390,7 @@ class Expressions:
                 self._findings.error("set", item.span, f"a set holds strings, not {found}")
         return Type(Sort.SET).reading(*items)
 
-    def _at(self, expr: tree.At, arguments: Arguments) -> Type:
+    def _at(self, expr: tree.AtExpr, arguments: Arguments) -> Type:
         vector, pick = self.infer(expr.vector, arguments), self.infer(expr.pick, arguments)
         if vector.broken or pick.broken:
             return BROKEN
@@ -412,7 +412,7 @@ class Expressions:
         """Start of the definition being expanded, whose body sees only names above it."""
         return self._expanding[-1].span.start if self._expanding else None
 
-    def _call(self, call: tree.Call, arguments: Arguments) -> Type:
+    def _call(self, call: tree.CallExpr, arguments: Arguments) -> Type:
         found = self._names.find(call.function, self._horizon)
         if found is not None and isinstance(found.statement, tree.Def):
             home = self if found.origin is None else self.libraries[found.origin.library]
@@ -430,7 +430,7 @@ class Expressions:
         message = f"`{call.function}` is a value, not a function"
         return self._findings.error("unknown-function", call.name_span, message, looked_up(call.function))
 
-    def _expand(self, call: tree.Call, definition: tree.Def, arguments: Arguments, home: Expressions) -> Type:
+    def _expand(self, call: tree.CallExpr, definition: tree.Def, arguments: Arguments, home: Expressions) -> Type:
         given = [self.infer(argument.value, arguments) for argument in call.arguments]
         for argument in call.arguments:
             if argument.name or argument.where is not None:

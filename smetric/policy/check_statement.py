@@ -10,7 +10,7 @@ from smetric.policy import tree
 from smetric.policy.check_expression import Expressions
 from smetric.policy.diagnostic import Span, quote
 from smetric.policy.guard import HELD, CheckedGuard, CheckedStep, conjuncts, label_of
-from smetric.policy.parameter import Parameters, Settings
+from smetric.policy.parameter import Parameters, ParameterValues
 from smetric.policy.scope import Findings, Imported, Named, Names
 from smetric.policy.types import BROKEN, TRUE, Sort, Type, comparison, did_you_mean, exact
 from smetric.policy.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ class Statements:
         self,
         file: tree.File,
         vocabulary: Vocabulary,
-        settings: Settings,
+        settings: ParameterValues,
         features: dict[str, str],
         findings: Findings,
         library: Callable[[tree.Use], Statements | None],
@@ -129,7 +129,7 @@ class Statements:
                 self._names.define(statement.name, statement.name_span, statement)
             case tree.Filter():
                 self._filter(statement)
-            case tree.Route():
+            case tree.RouteRule():
                 self._route(statement)
             case tree.Reject():
                 self._reject(statement)
@@ -196,7 +196,7 @@ class Statements:
             self.expressions.same(statement.mask.span, mask, f"this keeps {kept} candidate in every decision")
         self._add(statement.mask, guards, mask, may_end=statement.word == "keep")
 
-    def _route(self, statement: tree.Route) -> None:
+    def _route(self, statement: tree.RouteRule) -> None:
         guards = self._guards(statement.when)
         pick = self.expressions.infer(statement.pick)
         self._label(statement)

@@ -39,9 +39,9 @@ def label_of(guard: tree.Expr, text: str, definitions: Container[str]) -> str:
     return one_line("".join(pieces))
 
 
-def _calls(part: tree.Node, definitions: Container[str]) -> Iterator[tree.Call]:
+def _calls(part: tree.Node, definitions: Container[str]) -> Iterator[tree.CallExpr]:
     """Yield the outermost calls of definitions in *part*."""
-    if isinstance(part, tree.Call) and part.function in definitions:
+    if isinstance(part, tree.CallExpr) and part.function in definitions:
         yield part
         return
     for each in fields(part):

@@ -22,7 +22,7 @@ class Comment:
 
 
 @dataclass(slots=True)
-class Word:
+class _Word:
     """Token, and the comments between it and the next one of its statement."""
 
     type: str
@@ -30,31 +30,31 @@ class Word:
     comments: list[Comment] = field(default_factory=list)
 
 
-def words_of(tokens: Sequence[Token], text: str) -> list[Word]:
+def words_of(tokens: Sequence[Token], text: str) -> list[_Word]:
     """Return the words of one statement of *text*. Comments behind its last token are not the statement's."""
-    words = [Word(type_, str(token)) for type_, token in zip(types_of(tokens), tokens, strict=True)]
+    words = [_Word(type_, str(token)) for type_, token in zip(types_of(tokens), tokens, strict=True)]
     for word, token, following in zip(words, tokens, tokens[1:], strict=False):
         lines = [line.strip() for line in text[token.end : following.start].split("\n")]
         word.comments = [Comment(line, at > 0) for at, line in enumerate(lines) if line]
     return words
 
 
-def gap_between(previous: Word | None, word: Word) -> str:
+def gap_between(previous: _Word | None, word: _Word) -> str:
     """Return the space between two neighbours on one line; none before the first word."""
     return "" if previous is None else space_between(previous.type, word.type)
 
 
-def spaced(words: Sequence[Word]) -> str:
+def spaced(words: Sequence[_Word]) -> str:
     """Return the words on one line, without their comments."""
     return "".join(gap_between(before, word) + word.text for before, word in zip((None, *words), words, strict=False))
 
 
-def commented(words: Sequence[Word]) -> bool:
+def commented(words: Sequence[_Word]) -> bool:
     """Whether a comment stands between two of the words."""
     return any(word.comments for word in words[:-1])
 
 
-def outside_brackets(words: Sequence[Word]) -> Iterator[tuple[int, Word]]:
+def outside_brackets(words: Sequence[_Word]) -> Iterator[tuple[int, _Word]]:
     """Yield the words outside of brackets, with their places."""
     depth = 0
     for place, word in enumerate(words):
@@ -64,7 +64,7 @@ def outside_brackets(words: Sequence[Word]) -> Iterator[tuple[int, Word]]:
         depth += word.type in OPENERS
 
 
-def split_at(words: Sequence[Word], places: Sequence[int]) -> list[Sequence[Word]]:
+def split_at(words: Sequence[_Word], places: Sequence[int]) -> list[Sequence[_Word]]:
     """Cut words before each of the places. The first piece may be empty."""
     return [words[start:end] for start, end in zip((0, *places), (*places, len(words)), strict=True)]
 
@@ -85,7 +85,7 @@ class Line:
     comment: str = ""
 
 
-class Writer:
+class _Writer:
     """Lines of one statement."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Writer:
         self._above = []
         self.lines.append(Line(" " * indent))
 
-    def follow(self, word: Word) -> None:
+    def follow(self, word: _Word) -> None:
         """Add the comments behind *word*."""
         for comment in word.comments:
             if comment.own_line:
@@ -124,7 +124,7 @@ class Writer:
             else:
                 self.lines[-1].comment = comment.text
 
-    def write(self, words: Sequence[Word], indent: int, before: Word | None = None) -> None:
+    def write(self, words: Sequence[_Word], indent: int, before: _Word | None = None) -> None:
         """Add words behind the word *before*, on new lines only behind comments."""
         for word in words:
             self.put(gap_between(before, word) + word.text, indent)
@@ -157,7 +157,7 @@ _LEVELS = (
 
 
 def write(
-    out: Writer, words: Sequence[Word], *, tail: int = 0, nested: bool = False, spread: bool = False, indent: int = 2
+    out: _Writer, words: Sequence[_Word], *, tail: int = 0, nested: bool = False, spread: bool = False, indent: int = 2
 ) -> None:
     """Write an expression at the end of *out*.
 
@@ -183,7 +183,7 @@ def write(
         out.write(words, start)
 
 
-def write_list(out: Writer, words: Sequence[Word], column: int, *, tail: int = 0, spread: bool = False) -> None:
+def write_list(out: _Writer, words: Sequence[_Word], column: int, *, tail: int = 0, spread: bool = False) -> None:
     """Write a list on one line, or its items below each other at *column* if it does not fit or *spread* is set."""
     commas = [place + 1 for place, word in outside_brackets(words) if word.type == "COMMA"]
     fits = not spread and not commented(words) and column + len(spaced(words)) + tail <= WIDTH
@@ -194,7 +194,7 @@ def write_list(out: Writer, words: Sequence[Word], column: int, *, tail: int = 0
         write(out, part, tail=tail if part is parts[-1] else 0, nested=True, indent=column)
 
 
-def operands(words: Sequence[Word]) -> list[Sequence[Word]]:
+def operands(words: Sequence[_Word]) -> list[Sequence[_Word]]:
     """Cut words before each of their loosest operators."""
     outside = list(outside_brackets(words))
     for level in _LEVELS:
@@ -204,20 +204,20 @@ def operands(words: Sequence[Word]) -> list[Sequence[Word]]:
     return [words]
 
 
-def are_guards(words: Sequence[Word]) -> bool:
+def are_guards(words: Sequence[_Word]) -> bool:
     """Whether these are three or more operands of `and`, which are written one a line."""
     parts = operands(words)
     return len(parts) > 2 and parts[1][0].type == "AND"
 
 
-def is_weighted_sum(words: Sequence[Word]) -> bool:
+def is_weighted_sum(words: Sequence[_Word]) -> bool:
     """Whether this is a sum of three or more products, which is written one term a line."""
     first, *rest = operands(words)
     terms = [first, *(term[1:] for term in rest)]
     return len(terms) > 2 and rest[0][0].type in _SUM and all(operands(term)[1:] for term in terms)
 
 
-def _write_chain(out: Writer, parts: Sequence[Sequence[Word]], tail: int, nested: bool) -> None:
+def _write_chain(out: _Writer, parts: Sequence[Sequence[_Word]], tail: int, nested: bool) -> None:
     """Write operands below each other. Operators end where the first operand starts; nested ones start behind that."""
     start = out.column
     write(out, parts[0], nested=True)
@@ -232,7 +232,7 @@ def _write_chain(out: Writer, parts: Sequence[Sequence[Word]], tail: int, nested
         write(out, operand, tail=tail if part is parts[-1] else 0, nested=True)
 
 
-def _write_bracket(out: Writer, words: Sequence[Word], opener: int, closer: int, tail: int) -> None:
+def _write_bracket(out: _Writer, words: Sequence[_Word], opener: int, closer: int, tail: int) -> None:
     """Write the items of a bracket below each other, from behind the bracket."""
     before, inside, after = words[: opener + 1], words[opener + 1 : closer], words[closer:]
     column = out.column + len(spaced(before))
@@ -241,7 +241,7 @@ def _write_bracket(out: Writer, words: Sequence[Word], opener: int, closer: int,
     out.write(after, column, before=inside[-1])
 
 
-def _widest_bracket(words: Sequence[Word]) -> tuple[int, int] | None:
+def _widest_bracket(words: Sequence[_Word]) -> tuple[int, int] | None:
     """Return opener and closer of the widest bracket; None if all are empty."""
     widest: tuple[int, int] | None = None
     width = 0
@@ -266,11 +266,11 @@ _INNER = 4
 _LEFT = frozenset({"STRING", "LBRACE"})
 
 
-def lay_case(words: Sequence[Word]) -> list[Line]:
+def lay_case(words: Sequence[_Word]) -> list[Line]:
     """Return the lines of one test."""
     parts = split_at(words, list(_starts(words)))
     columns = _columns([_cells(part) for part in parts if _is_row(part)])
-    out = Writer()
+    out = _Writer()
     for part in parts:
         if part[0].type != "TEST":
             out.start_line(_INDENT)
@@ -287,7 +287,7 @@ def lay_case(words: Sequence[Word]) -> list[Line]:
     return out.lines
 
 
-def _starts(words: Sequence[Word]) -> Iterator[int]:
+def _starts(words: Sequence[_Word]) -> Iterator[int]:
     """Yield the place of each part but the first."""
     for place, (word, following) in enumerate(pairwise(words)):
         row = word.type == "NAME" and following.type == "VBAR" and words[place - 1].type != "VBAR"
@@ -295,16 +295,16 @@ def _starts(words: Sequence[Word]) -> Iterator[int]:
             yield place
 
 
-def _is_row(part: Sequence[Word]) -> bool:
+def _is_row(part: Sequence[_Word]) -> bool:
     return len(part) > 1 and part[1].type == "VBAR"
 
 
-def _cells(row: Sequence[Word]) -> list[Sequence[Word]]:
+def _cells(row: Sequence[_Word]) -> list[Sequence[_Word]]:
     """Cut a row before its bars."""
     return split_at(row, [place for place, word in enumerate(row) if word.type == "VBAR"])
 
 
-def _columns(rows: Sequence[Sequence[Sequence[Word]]]) -> list[tuple[int, bool]]:
+def _columns(rows: Sequence[Sequence[Sequence[_Word]]]) -> list[tuple[int, bool]]:
     """Return the width of each column with its bar, and whether it is aligned to the left."""
     found: list[tuple[int, bool]] = []
     for at in range(max(map(len, rows))):
@@ -313,7 +313,7 @@ def _columns(rows: Sequence[Sequence[Sequence[Word]]]) -> list[tuple[int, bool]]
     return found
 
 
-def _write_cell(out: Writer, cell: Sequence[Word], width: int, left: bool) -> None:
+def _write_cell(out: _Writer, cell: Sequence[_Word], width: int, left: bool) -> None:
     """Write a cell with its bar, padded to the width of its column."""
     pad = " " * (width - len(spaced(cell)))
     value = cell
@@ -330,21 +330,21 @@ def _write_cell(out: Writer, cell: Sequence[Word], width: int, left: bool) -> No
 # ── runs of `use`, `param`, `let` or `def`: aligned at `=` ──
 
 
-def lay_declarations(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
+def lay_declarations(run: Sequence[Sequence[_Word]]) -> list[list[Line]]:
     """Return the lines of each statement of a run of one keyword."""
     heads = [_head(words) for words in run]
     width = max(len(spaced(head)) for head in heads)
     return [_declaration(words, head, width) for words, head in zip(run, heads, strict=True)]
 
 
-def _head(words: Sequence[Word]) -> Sequence[Word]:
+def _head(words: Sequence[_Word]) -> Sequence[_Word]:
     """Return the words before `=`; none without a `=`, or with a comment before the value."""
     equal = next((place for place, word in enumerate(words) if word.type == "EQUAL"), 0)
     return words[:equal] if equal and not commented(words[: equal + 2]) else []
 
 
-def _declaration(words: Sequence[Word], head: Sequence[Word], width: int) -> list[Line]:
-    out = Writer()
+def _declaration(words: Sequence[_Word], head: Sequence[_Word], width: int) -> list[Line]:
+    out = _Writer()
     if head:
         out.put(f"{spaced(head).ljust(width)} = ", 0)
         value = words[len(head) + 1 :]
@@ -368,12 +368,12 @@ _BELOW = 2
 class _Rule:
     """Statement cut at `when` and `as`, and its lines so far."""
 
-    def __init__(self, words: Sequence[Word]) -> None:
+    def __init__(self, words: Sequence[_Word]) -> None:
         places = [place for place, word in outside_brackets(words) if word.type in ("WHEN", "AS")]
         self.head, *parts = split_at(words, places)
         self.when = next((part for part in parts if part[0].type == "WHEN"), [])
         self.label = next((part for part in parts if part[0].type == "AS"), [])
-        self.out = Writer()
+        self.out = _Writer()
 
     @property
     def tail(self) -> int:
@@ -413,7 +413,7 @@ class _Rule:
         self.out.write(self.label, column)
 
 
-def lay_rules(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
+def lay_rules(run: Sequence[Sequence[_Word]]) -> list[list[Line]]:
     """Return the lines of each statement of a run: `keep` and `prefer`, or `route`, `reject` and `hold`."""
     rules = [_Rule(words) for words in run]
     # `keep` is padded to the width of `prefer`; outcomes are not padded.
@@ -457,7 +457,7 @@ _KINDS = {
 class _Part:
     """Statement: its words, the comments and single empty lines above it, and the comment that ends its last line."""
 
-    words: list[Word]
+    words: list[_Word]
     above: list[str]
     behind: str
 
@@ -529,14 +529,14 @@ def _laid(run: Sequence[_Part]) -> Iterator[Line]:
         yield from lines
 
 
-def _lay_header(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
-    out = Writer()
+def _lay_header(run: Sequence[Sequence[_Word]]) -> list[list[Line]]:
+    out = _Writer()
     out.write(run[0], 0)
     return [out.lines]
 
 
 #: The layout of each kind of run; the other kinds are declarations.
-_LAYOUTS: dict[str, Callable[[Sequence[Sequence[Word]]], list[list[Line]]]] = {
+_LAYOUTS: dict[str, Callable[[Sequence[Sequence[_Word]]], list[list[Line]]]] = {
     "header": _lay_header,
     "filter": lay_rules,
     "outcome": lay_rules,

@@ -84,13 +84,13 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ParameterValues:
     """Values of parameters by name, and the name of their origin in messages."""
 
     values: Mapping[str, object]
     by: str = CONFIGURATION
 
-    def only(self, names: Container[str]) -> Settings:
+    def only(self, names: Container[str]) -> ParameterValues:
         """Return the values of *names*."""
         return replace(self, values={name: value for name, value in self.values.items() if name in names})
 
@@ -113,7 +113,7 @@ class Parameters:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        settings: Settings,
+        settings: ParameterValues,
         units: Units,
         findings: Findings,
         features: Mapping[str, str],

@@ -255,8 +255,8 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
     def prefer(self, span: Span, mask: tree.Expr, when: tree.Expr | None, label: Token | None) -> tree.Filter:
         return tree.Filter(span=span, word="prefer", mask=mask, when=when, label=_name_if(label))
 
-    def route(self, span: Span, pick: tree.Expr, when: tree.Expr | None, label: Token | None) -> tree.Route:
-        return tree.Route(span=span, word="route", pick=pick, when=when, label=_name_if(label))
+    def route(self, span: Span, pick: tree.Expr, when: tree.Expr | None, label: Token | None) -> tree.RouteRule:
+        return tree.RouteRule(span=span, word="route", pick=pick, when=when, label=_name_if(label))
 
     def reject(
         self,
@@ -328,17 +328,17 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
     def unary(self, span: Span, op: Token, operand: tree.Expr) -> tree.Unary:
         return tree.Unary(span=span, op=str(op), operand=operand)
 
-    def at(self, span: Span, vector: tree.Expr, pick: tree.Expr) -> tree.At:
-        return tree.At(span=span, vector=vector, pick=pick)
+    def at(self, span: Span, vector: tree.Expr, pick: tree.Expr) -> tree.AtExpr:
+        return tree.AtExpr(span=span, vector=vector, pick=pick)
 
-    def field(self, span: Span, base: Token, name: Token) -> tree.Field:
-        return tree.Field(span=span, base=str(base), name=str(name))
+    def field(self, span: Span, base: Token, name: Token) -> tree.FieldExpr:
+        return tree.FieldExpr(span=span, base=str(base), name=str(name))
 
     def set(self, span: Span, *items: tree.Expr | None) -> tree.SetOf:
         return tree.SetOf(span=span, items=tuple(item for item in items if item is not None))
 
-    def call(self, span: Span, name: Token, arguments: tuple[tree.Argument, ...] | None) -> tree.Call:
-        return tree.Call(span=span, function=str(name), arguments=arguments or (), name_span=name.span)
+    def call(self, span: Span, name: Token, arguments: tuple[tree.Argument, ...] | None) -> tree.CallExpr:
+        return tree.CallExpr(span=span, function=str(name), arguments=arguments or (), name_span=name.span)
 
     def args(self, span: Span, *parts: tree.Argument | tree.Expr) -> tuple[tree.Argument, ...]:
         return tuple(
@@ -359,7 +359,7 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
         sentence: Token,
         settings: tuple[tree.Setting, ...] | None,
         given: tuple[tree.Setting, ...] | None,
-        table: tuple[tuple[tree.Column, ...], tuple[tree.Row, ...]],
+        table: tuple[tuple[tree.TestColumn, ...], tuple[tree.Row, ...]],
         expect: tree.Expect,
     ) -> tree.Test:
         columns, rows = table
@@ -388,16 +388,16 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
             value = tree.UNKNOWN
         return tree.Setting(span=span, name=str(name), value=value, unit=unit)
 
-    def table(self, span: Span, *parts: tree.Node) -> tuple[tuple[tree.Column, ...], tuple[tree.Row, ...]]:
-        columns = tuple(part for part in parts if isinstance(part, tree.Column))
+    def table(self, span: Span, *parts: tree.Node) -> tuple[tuple[tree.TestColumn, ...], tuple[tree.Row, ...]]:
+        columns = tuple(part for part in parts if isinstance(part, tree.TestColumn))
         return columns, tuple(part for part in parts if isinstance(part, tree.Row))
 
-    def column(self, span: Span, name: Token, inner: Token | None) -> tree.Column:
+    def column(self, span: Span, name: Token, inner: Token | None) -> tree.TestColumn:
         if inner is None:
-            return tree.Column(span=span, feature=str(name))
+            return tree.TestColumn(span=span, feature=str(name))
         # Only `age` takes a feature. Anything else stays as written, and no feature has such a name.
         feature = str(inner) if name == "age" else f"{name}({inner})"
-        return tree.Column(span=span, feature=feature, of_age=name == "age")
+        return tree.TestColumn(span=span, feature=feature, of_age=name == "age")
 
     def row(self, span: Span, name: Token, *cells: Any) -> tree.Row:
         made = (cell if isinstance(cell, tree.Cell) else tree.Cell(span=cell.span, value=cell.value) for cell in cells)

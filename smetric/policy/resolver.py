@@ -143,7 +143,7 @@ class Resolver:
             case tree.Filter(mask=mask):
                 made.value = self._term(mask, self._scope)
                 self._level += 1
-            case tree.Route(pick=pick):
+            case tree.RouteRule(pick=pick):
                 made.value = self._term(pick, self._scope)
             case tree.Hold(patience=patience):
                 reading, span = _bound("patience", self._term(patience, self._scope)), patience.span
@@ -165,7 +165,7 @@ class Resolver:
             case tree.Name(name=name):
                 reading = scope.arguments.get(name) or scope.names.get(name)
                 return reading(span) if reading else Column(self._features[name].name, span=span, shape=Shape.VECTOR)
-            case tree.Field(name=name):
+            case tree.FieldExpr(name=name):
                 return RequestValue(name, span=span, shape=Shape.SCALAR)
             case tree.SetOf(items=items):
                 return _op("set", span, *(self._term(item, scope) for item in items))
@@ -175,15 +175,15 @@ class Resolver:
                 return _op(name, span, self._term(left, scope), self._term(right, scope))
             case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
                 return _op("if", span, *(self._term(part, scope) for part in (condition, then, otherwise)))
-            case tree.At(vector=vector, pick=pick):
+            case tree.AtExpr(vector=vector, pick=pick):
                 return At(self._term(vector, scope), self._term(pick, scope), span=span, shape=Shape.SCALAR)
-            case tree.Call(function=function) if function in scope.defs:
+            case tree.CallExpr(function=function) if function in scope.defs:
                 return self._expanded(expr, span, scope)
-            case tree.Call():
+            case tree.CallExpr():
                 return self._builtin(expr, span, scope)
         raise AssertionError(f"no such expression: {type(expr).__name__}")
 
-    def _expanded(self, call: tree.Call, span: Span, scope: _Scope) -> Term:
+    def _expanded(self, call: tree.CallExpr, span: Span, scope: _Scope) -> Term:
         """The body of a definition with the arguments of *call*."""
         definition, home = scope.defs[call.function]
         given = [self._term(argument.value, scope) for argument in call.arguments]
@@ -193,7 +193,7 @@ class Resolver:
         at = span if home is not self._scope else None
         return self._term(definition.body, replace(home, arguments=arguments, at=at))
 
-    def _builtin(self, call: tree.Call, span: Span, scope: _Scope) -> Term:
+    def _builtin(self, call: tree.CallExpr, span: Span, scope: _Scope) -> Term:
         row = BUILTINS[call.function]
         named = {a.name: self._term(a.value, scope) for a in call.arguments if a.name and a.name != "then"}
         thens = tuple(self._term(a.value, scope) for a in call.arguments if a.name == "then")

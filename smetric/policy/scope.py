@@ -43,7 +43,7 @@ class Findings:
     """
 
     def __init__(
-        self, text: str, source: Source | None = None, calls: list[tuple[tree.Call, Findings]] | None = None
+        self, text: str, source: Source | None = None, calls: list[tuple[tree.CallExpr, Findings]] | None = None
     ) -> None:
         self.text = text
         self.errors: list[Diagnostic] = []
@@ -86,7 +86,7 @@ class Findings:
         return f"line {position(self.text, span.start)[0]}"
 
     @contextmanager
-    def inside(self, call: tree.Call) -> Iterator[None]:
+    def inside(self, call: tree.CallExpr) -> Iterator[None]:
         """Attribute the errors found meanwhile to the definition that *call* calls."""
         self.calls.append((call, self))
         try:

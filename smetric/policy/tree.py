@@ -59,7 +59,7 @@ class Name(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class Field(Expr):
+class FieldExpr(Expr):
     """`req.NAME`; `base` is the name before the dot."""
 
     base: str
@@ -101,7 +101,7 @@ class IfElse(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class At(Expr):
+class AtExpr(Expr):
     """`vector[pick]`."""
 
     vector: Expr
@@ -119,7 +119,7 @@ class Argument(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Expr):
+class CallExpr(Expr):
     """`function(arguments)`: a built-in or a `def`. `name_span` is the function's name alone."""
 
     function: str
@@ -198,7 +198,7 @@ class Filter(Rule):
 
 
 @dataclass(frozen=True, slots=True)
-class Route(Rule):
+class RouteRule(Rule):
     """`route pick`."""
 
     pick: Expr
@@ -259,7 +259,7 @@ class Setting(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Node):
+class TestColumn(Node):
     """Column of a test table: a feature, or `age(feature)`."""
 
     feature: str
@@ -300,7 +300,7 @@ class Test(Statement):
     sentence: str
     settings: tuple[Setting, ...]
     given: tuple[Setting, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[TestColumn, ...]
     rows: tuple[Row, ...]
     expect: Expect
 

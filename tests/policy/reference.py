@@ -103,7 +103,7 @@ class Reference:
                         if not left and word == "keep":
                             return str(number), None
                         self.left = left or self.left
-                case tree.Route(pick=pick, when=when):
+                case tree.RouteRule(pick=pick, when=when):
                     number += 1
                     index = self.value(pick, {}).data
                     if self.holds(when) and index >= 0:
@@ -134,7 +134,7 @@ class Reference:
                 if name in self.names:
                     return self.names[name]
                 return Value(self.snapshot.columns[name], features=frozenset({name}))
-            case tree.Field(name=name):
+            case tree.FieldExpr(name=name):
                 value = getattr(self.request, name)
                 return Value(self.vocabulary.request[name].default if value is None else value, frozenset({name}))
             case tree.SetOf(items=items):
@@ -146,9 +146,9 @@ class Reference:
             case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
                 parts = [self.value(part, scope) for part in (condition, then, otherwise)]
                 return self.each(lambda c, a, b: a if c else b, *parts)
-            case tree.At(vector=vector, pick=pick):
+            case tree.AtExpr(vector=vector, pick=pick):
                 return self.each(lambda v: v, self.value(vector, scope), at=self.value(pick, scope))
-            case tree.Call():
+            case tree.CallExpr():
                 return self.call(expr, scope)
         raise AssertionError(expr)
 
@@ -161,7 +161,7 @@ class Reference:
             return Value([function(*(o.at(i) for o in operands)) for i in range(self.n)], fields, features)
         return Value(function(*(operand.data for operand in operands)), fields, features)
 
-    def call(self, call: tree.Call, scope: Mapping[str, Value]) -> Value:
+    def call(self, call: tree.CallExpr, scope: Mapping[str, Value]) -> Value:
         if call.function in self.defs:
             definition = self.defs[call.function]
             given = [self.value(argument.value, scope) for argument in call.arguments]
@@ -230,10 +230,10 @@ class Reference:
             result = self.pick(call, plain[0], thens, within, those)
         return Value(result, fields, features)
 
-    def draw(self, call: tree.Call) -> int:
+    def draw(self, call: tree.CallExpr) -> int:
         return self.draws.get(call.span.start, 0)
 
-    def top(self, call: tree.Call, value: Value, number: int, thens: list[Value], those: list[int]) -> list[int]:
+    def top(self, call: tree.CallExpr, value: Value, number: int, thens: list[Value], those: list[int]) -> list[int]:
         def place(i: int) -> tuple[Any, ...]:
             return (-value.at(i), *(then.at(i) for then in thens))
 
@@ -243,7 +243,7 @@ class Reference:
         tied = [i for i in order if place(i) == place(order[wanted - 1])]
         return certain + drawn_of(tied, wanted - len(certain), self.snapshot.ids, self.seed, self.draw(call))
 
-    def lottery(self, call: tree.Call, value: Value, temperature: float | None, those: list[int]) -> int:
+    def lottery(self, call: tree.CallExpr, value: Value, temperature: float | None, those: list[int]) -> int:
         if not those:
             return -1
         ids, stream = self.snapshot.ids, stream_of(self.keys[call.span.start])
@@ -264,7 +264,7 @@ class Reference:
                 return i
         return max((i for i in those if weights[i]), key=lambda i: ids[i])
 
-    def pick(self, call: tree.Call, value: Value, thens: list[Value], within: float, those: list[int]) -> int:
+    def pick(self, call: tree.CallExpr, value: Value, thens: list[Value], within: float, those: list[int]) -> int:
         if not those:
             return -1
         high = call.function.endswith("max")

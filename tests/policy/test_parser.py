@@ -26,7 +26,7 @@ def _shape(expr: tree.Expr) -> str:
             return f"({op} {_shape(operand)})"
         case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
             return f"({_shape(then)} if {_shape(condition)} else {_shape(otherwise)})"
-        case tree.At(vector=vector, pick=pick):
+        case tree.AtExpr(vector=vector, pick=pick):
             return f"{_shape(vector)}[{_shape(pick)}]"
         case tree.Name(name=name):
             return name
