@@ -223,7 +223,9 @@ def lmcache_sources(
         counts: counts every look-up.
     """
     lmcache = settings.lmcache
-    service: LookupService = Controller() if lmcache.mode == "controller" else Coordinator(lmcache.chunk_size, lmcache.world_size)
+    service: LookupService = (
+        Controller() if lmcache.mode == "controller" else Coordinator(lmcache.chunk_size, lmcache.world_size)
+    )
     client = LmcacheClient(
         service,
         lmcache.url,
@@ -243,7 +245,7 @@ def lmcache_sources(
     ids = lmcache.instances
     return [
         LmcacheTier("host", frozenset({"hit_len", "host_hit_len"}), lambda hits, id: hits.host.get(id), lookup, ids),
-        LmcacheTier("disk", frozenset({"disk_hit_len"}), lambda hits, id: hits.lmcache.get(id), lookup, ids),
+        LmcacheTier("disk", frozenset({"disk_hit_len"}), lambda hits, id: hits.own.get(id), lookup, ids),
         LmcacheTier("store", frozenset({"store_hit_len"}), lambda hits, id: hits.shared, lookup, ids),
         LmcacheTier("likely", frozenset({"hit_len"}), lambda hits, id: hits.likely.get(id), lookup, ids),
         lookup,
