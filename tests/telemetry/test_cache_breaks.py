@@ -264,31 +264,26 @@ def test_breaks_locate_causes_in_chat_completions() -> None:
     assert engine.causes() == [("system", "messages[0]", "changed")]
 
 
-def test_breaks_ignore_evictions() -> None:
-    engine = Engine()
-    for turn in range(4):
-        engine.answer(engine.read(body(turn), SESSION), 0.0)
-    assert engine.causes() == []
-    assert (engine.breaks.short, engine.breaks.unbroken) == (3, 3)
-
-
-def test_breaks_ignore_an_edit_before_the_end_of_the_hit() -> None:
-    """The hit goes on far behind the part that differs: it was another conversation's."""
-    engine = Engine()
-    for turn in range(4):
-        planted = body(turn)
-        timestamp(planted, turn)
-        engine.answer(engine.read(planted, SESSION), 0.5)
-    assert engine.causes() == []
-
-
-def test_breaks_ignore_unknown_hits() -> None:
+@pytest.mark.parametrize(
+    ("hit_share", "plants", "counts"),
+    [
+        (0.0, False, (3, 3, 3)),  # an eviction
+        (0.5, True, (3, 2, 2)),  # the hit goes on far behind the part that differs: it was another conversation's
+        (None, True, (0, 0, 0)),
+    ],
+    ids=["eviction", "hit behind the edit", "unknown hit"],
+)
+def test_breaks_ignore_what_no_client_caused(
+    hit_share: float | None, plants: bool, counts: tuple[int, int, int]
+) -> None:
     engine = Engine()
     for turn in range(4):
         planted = body(turn)
-        timestamp(planted, turn)
-        engine.answer(engine.read(planted, SESSION), None)
-    assert (engine.causes(), engine.breaks.follow_ups) == ([], 0)
+        if plants:
+            timestamp(planted, turn)
+        engine.answer(engine.read(planted, SESSION), hit_share)
+    assert engine.causes() == []
+    assert (engine.breaks.follow_ups, engine.breaks.short, engine.breaks.unbroken) == counts
 
 
 def test_breaks_ignore_restarts_of_the_engine() -> None:
