@@ -255,8 +255,10 @@ class KvIndex:
             self.refused += 1
             return False
         self._holdings += 1
-        table[key] = holders | bit
-        if not holders:
+        if holders:
+            table[key] = holders | bit
+        else:
+            table[key] = bit  # this very object: most blocks have one holder, and a new integer takes 32 bytes
             self._parents[key % _TABLES][key] = parent_key
             self.blocks += 1
         return True
@@ -416,11 +418,11 @@ class CacheContents:
         except OverflowError:
             self._refuse(count)
             return
-        width = len(tokens) // count if count else 0
+        width, digest_of = len(tokens) // count if count else 0, xxhash.xxh3_64_intdigest
         for i, name in enumerate(event.block_hashes):
             block = tokens[i * width : (i + 1) * width]
             parent_key = key
-            key = xxhash.xxh3_64_intdigest(bytes(block) + suffixes[i] if suffixes[i] else block, parent_key)
+            key = digest_of(bytes(block) + suffixes[i] if suffixes[i] else block, parent_key)
             if not self._enter(_short(name), key, parent_key):
                 self._refuse(count - i)
                 return
