@@ -208,48 +208,6 @@ def test_render_refuses_other_than_list_of_messages(messages: bytes) -> None:
 # ── Claude Code ──────────────────────────────────────────────────────────────
 
 
-def _claude_code(number: int, turns: int) -> Conversation:
-    """Request *number* of a session: a billing header that changes, cache marks on the last two messages."""
-    mark = {"cache_control": {"type": "ephemeral"}}
-    tools: list[Any] = [{"name": f"Tool{i}", "description": f"does {i} " * 40, "input_schema": {}} for i in range(8)]
-    tools[-1] |= mark
-    if number % 2:
-        tools[3] = {"name": "Tool3", "cache_control": None} | tools[3]
-    system = [
-        {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.{number}; cch={number:05x};"},
-        {"type": "text", "text": "You are Claude Code. " * 100} | mark,
-    ]
-    messages: list[Any] = []
-    for i in range(turns):
-        messages.append({"role": "user", "content": [{"type": "text", "text": f"please do {i} " * 60}]})
-        messages.append(
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": f"done {i} " * 30},
-                    {"type": "tool_use", "id": f"t{i}", "name": "Tool1", "input": {"n": i}},
-                ],
-            }
-        )
-    messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "ok " * 50}]})
-    for message in messages[-2:]:
-        message["content"][-1] |= mark
-    return rendered(messages, tools=tools, system=system)
-
-
-def test_render_shares_prompt_between_requests_of_claude_code() -> None:
-    first = Prompt(_claude_code(1, 12).pieces, 4.0)
-    second_conversation = _claude_code(2, 13)
-    second = Prompt(second_conversation.pieces, 4.0, history_bytes=second_conversation.history_bytes)
-    shared = 0
-    for a, b in zip(first.hashes.blocks, second.hashes.blocks, strict=False):
-        if a != b:
-            break
-        shared += 1
-    last_answer_and_result = 1024
-    assert shared * BLOCK_BYTES >= 0.95 * (first.size - last_answer_and_result)
-
-
 class ClaudeCode:
     """A session as Claude Code sends it, request by request."""
 
@@ -262,15 +220,22 @@ class ClaudeCode:
         return {"role": "user", "content": [{"type": "text", "text": text * 40} for text in texts]}
 
     def body(self) -> dict[str, Any]:
-        """The next request: two cache marks on the system, one on the last message, a header that never repeats."""
+        """The next request: cache marks that move, and a billing header that never repeats."""
         self.number += 1
         mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
         billing = f"x-anthropic-billing-header: cc_version=2.1.{self.number}; cc_entrypoint=cli; cch={self.number:05x};"
         messages = json.loads(json.dumps(self.messages))
-        messages[-1]["content"][-1] |= mark
+        for message in messages[-2:]:
+            message["content"][-1] |= mark
         schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+        tools: list[Any] = [
+            {"name": f"Tool{i}", "description": "does " * 90, "input_schema": schema} for i in range(12)
+        ]
+        tools[-1] |= mark
+        if self.number % 2:
+            tools[3] = {"name": "Tool3", "cache_control": None} | tools[3]
         return {
-            "tools": [{"name": f"Tool{i}", "description": "does " * 90, "input_schema": schema} for i in range(12)],
+            "tools": tools,
             "system": [
                 {"type": "text", "text": billing},
                 {"type": "text", "text": "You are Claude Code, an agent.", **mark},
@@ -324,7 +289,7 @@ def test_render_continues_previous_request_through_claude_code_session() -> None
 
 
 def test_render_drops_billing_header_and_cache_marks() -> None:
-    whole = text(_claude_code(1, 2))
+    whole = text(rendered(**ClaudeCode().body()))
     assert b"billing" not in whole
     assert b"cache_control" not in whole
     assert b"You are Claude Code" in whole

@@ -301,50 +301,6 @@ def test_memo_gives_same_errors_after_known_messages(after: bytes) -> None:
     assert str(short.value) == str(whole.value)
 
 
-TEXT = st.text(st.sampled_from('aü🙂"\\/\n\x1b<|>{}[],:'), max_size=40)
-LENGTHS = st.sampled_from([1, 30, 2000])
-SAID = st.builds(lambda text, times: text * times, TEXT, LENGTHS)
-CONTENT = st.one_of(
-    SAID,
-    st.none(),
-    st.lists(
-        st.one_of(
-            st.builds(lambda text: {"type": "text", "text": text}, SAID),
-            st.builds(lambda text: {"type": "tool_result", "content": text}, SAID),
-            st.builds(lambda text: {"type": "tool_use", "name": "f", "input": {"role": text}}, SAID),
-            st.just({"type": "image", "source": {"data": "x"}}),
-            SAID,
-        ),
-        max_size=3,
-    ),
-)
-MESSAGE = st.builds(
-    lambda role, content, extra: {"role": role, "content": content} | extra,
-    st.sampled_from(["user", "user", "assistant", "tool", "system", "odd"]),
-    CONTENT,
-    st.sampled_from([{}, {}, {"name": "n"}, {"type": "message"}, {"tool_calls": [{"role": "x"}]}]),
-)
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.lists(MESSAGE, min_size=1, max_size=3), min_size=2, max_size=5),
-    st.sampled_from([packed, spaced, spread]),
-    st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]),
-    st.booleans(),
-)
-def test_memo_changes_no_reading_of_any_session(
-    steps: list[list[Body]], write: Callable[[Body], bytes], api: Api, first: bool
-) -> None:
-    reader = Reader()
-    field, lead = ("input", "instructions") if api is Api.RESPONSES else ("messages", "system")
-    messages: list[Body] = [{"role": "user", "content": LONG}]
-    for step in steps:
-        messages = messages + step
-        rest = {lead: "s" * 3000, "tools": [{"name": "f"}]}
-        reader.answered(api, write({field: messages} | rest if first else rest | {field: messages}))
-
-
 # ── bounds ───────────────────────────────────────────────────────────────────
 
 
