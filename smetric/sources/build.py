@@ -1,4 +1,4 @@
-"""Construction of the sources that a configuration asks for."""
+"""Construction of the sources that a configuration asks for. Modules of optional sources are imported on demand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from smetric.fleet.instance import Instance
 from smetric.http.addresses import resolve_unless
 from smetric.request.prompt import BLOCK_BYTES
 from smetric.request.request import INITIAL
-from smetric.sources.kv_events.publisher import publishers
-from smetric.sources.lmcache.source import lmcache_sources
 from smetric.sources.measured import Adapters, FetchRates, PrefillRates, PrefillTimes, PromptClasses, RequestRates
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
 from smetric.sources.prefix_index.persistence import IndexFile
@@ -90,6 +88,8 @@ def build_sources(
     tokens, text = _prefix_index(settings, token_ids)
     ranked: list[Source | None] = [kv_events, tokens, text]
     if settings.lmcache.url:
+        from smetric.sources.lmcache.source import lmcache_sources
+
         ranked += lmcache_sources(settings, token_ids, deadline, counts)
         ranked.append(None if text is None else PrefixPart(text))
     # Prompts without ids are in the index of text alone, so that one says how many tokens are cached.
@@ -196,6 +196,8 @@ def _kv_events(settings: Settings, fleet: Fleet, token_ids: TokenIds) -> KvEvent
     """Build the source that listens to what engines publish, if it is enabled. Only this imports ZeroMQ."""
     if not settings.kv_events.enabled:
         return None
+    from smetric.sources.kv_events.publisher import publishers
+
     at = publishers(settings, fleet.instances)
     try:
         from smetric.sources.kv_events.source import KvEvents

@@ -39,7 +39,6 @@ from smetric.sources.tokens.chat import (
     has_inline_system,
     prompt_of_completion,
 )
-from smetric.sources.tokens.engine import EngineEncoder
 
 #: Most prompts that are encoded at a time; the ids of further ones are unknown.
 MOST_AT_A_TIME = 64
@@ -76,6 +75,8 @@ def request_tokens(settings: Settings, fleet: Fleet, counts: SourceCounts) -> Re
     source = settings.tokenizer.source
     encoder: Encoder | None = None
     if source == "engine":
+        from smetric.sources.tokens.engine import EngineEncoder  # most routers estimate
+
         resolve = resolve_unless(partial(odd_address, allowed=networks(settings.instance_networks)))
         encoder = EngineEncoder(fleet, timeout_s=settings.tokenizer.timeout, resolve=resolve)
     elif source == "local":
