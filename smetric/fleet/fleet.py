@@ -142,7 +142,8 @@ class Fleet:
             NoCandidate: 404 if every instance's models are known and none serves *model*; 503 if all that serve it are
                 out.
         """
-        self.health.settle()
+        if self.clock() >= self.health.due:
+            self.health.settle()
         standing = [
             (i.healthy, i.draining, i.deprioritized, i.models, i.scrape, i.incarnation, i.seen_empty)
             for i in self.instances
@@ -218,8 +219,7 @@ class Fleet:
                 columns[name], known[name], at = self._measured_now(name, candidates)
                 if at is not None:
                     stamps[name] = at
-        remaining = self.health.slow_start_remaining(candidates)
-        if remaining is not None:
+        if self.health.warming and (remaining := self.health.slow_start_remaining(candidates)) is not None:
             _add_phantoms(columns, origins, remaining)
         return Snapshot(candidates.ids, columns, known, stamps, origins, now)
 

@@ -107,7 +107,7 @@ class Latencies:
         }
         self._factor = factor
         self._clock = clock
-        self._due = -math.inf
+        self.due = -math.inf
 
     def add(self, instance: Instance, seconds: float, tokens: int) -> bool:
         """Add a first token that came after *seconds*, behind *tokens* to prefill; return whether to compare now."""
@@ -115,9 +115,9 @@ class Latencies:
             return False
         now = self._clock()
         self._waits[instance].append((now, seconds, seconds / (BASE_TOKENS + tokens)))
-        if now < self._due:
+        if now < self.due:
             return False
-        self._due = now + EVERY_S
+        self.due = now + EVERY_S
         return True
 
     def forget(self, instance: Instance) -> None:
@@ -211,9 +211,10 @@ class Health:
         self._latencies = Latencies(self._vitals, self.tolerance.slow_factor, clock)
         self._on_ejected = on_ejected
         self._clock = clock
-        #: When the first ejection, shutdown or slow start ends by itself.
-        self._due = math.inf
-        self._warming: set[Instance] = set()
+        #: When the first ejection, shutdown or slow start ends; from then on, `settle` has something to do.
+        self.due = math.inf
+        #: Instances in their slow start.
+        self.warming: set[Instance] = set()
 
     # ── probes ───────────────────────────────────────────────────────────────
 
@@ -339,16 +340,16 @@ class Health:
     # ── time ─────────────────────────────────────────────────────────────────
 
     def settle(self) -> None:
-        """End ejections, shutdowns and slow starts whose time is over; one comparison if none is."""
-        if self._clock() < self._due:
+        """End ejections, shutdowns and slow starts whose time is over."""
+        if self._clock() < self.due:
             return
-        self._due = math.inf
+        self.due = math.inf
         for instance, vitals in self._vitals.items():
             self._judge(instance, vitals)
 
     def slow_start_remaining(self, candidates: Sequence[Instance]) -> list[float] | None:
         """Return the remaining share of each candidate's slow start, 1..0; None if none is in one."""
-        if not self._warming:
+        if not self.warming:
             return None
         now, over_s = self._clock(), self.tolerance.slow_start_s
         remaining = [
@@ -397,21 +398,21 @@ class Health:
         ejected, stopping = vitals.ejected_until > now, vitals.stopping_until > now
         if ejected or stopping or vitals.drained or not vitals.answers:
             vitals.warming_since = vitals.well_since = None
-            self._warming.discard(instance)
+            self.warming.discard(instance)
         elif vitals.well_since is None:
             vitals.well_since = now
             self._latencies.forget(instance)
             self._warm(instance, vitals)
         if vitals.warming_since is not None and now >= vitals.warming_since + self.tolerance.slow_start_s:
             vitals.warming_since = None
-            self._warming.discard(instance)
+            self.warming.discard(instance)
         instance.healthy = vitals.answers and not ejected
         instance.draining = vitals.drained or stopping
         was_deprioritized, instance.deprioritized = instance.deprioritized, vitals.deprioritized_until > now
         ends = [end for end in (vitals.ejected_until, vitals.stopping_until, vitals.deprioritized_until) if end > now]
         if vitals.warming_since is not None:
             ends.append(vitals.warming_since + self.tolerance.slow_start_s)
-        self._due = min([self._due, *ends])
+        self.due = min([self.due, *ends])
         if was_deprioritized and not instance.deprioritized:
             instance.load_changed()
         state = vitals.state(ejected=ejected, stopping=stopping)
@@ -424,7 +425,7 @@ class Health:
     def _warm(self, instance: Instance, vitals: _Vitals) -> None:
         if self.tolerance.slow_start_s > 0:
             vitals.warming_since = self._clock()
-            self._warming.add(instance)
+            self.warming.add(instance)
 
 
 class AttemptLog:
