@@ -1,3 +1,7 @@
+"""The command line as a whole: lazy commands, exit codes, standard streams."""
+
+from __future__ import annotations
+
 import os
 import random
 import shlex
@@ -18,15 +22,16 @@ from tests.records.drive import Fleet, policy, write
 
 pytestmark = pytest.mark.slow
 
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_version_is_the_packages() -> None:
+def test_version_is_that_of_the_package() -> None:
     assert CliRunner().invoke(main, ["--version"]).output == f"smetric {smetric.__version__}\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_in_the_help_exists_and_has_its_own(name: str) -> None:
+def test_help_lists_commands_that_exist(name: str) -> None:
     assert name in CliRunner().invoke(main, ["--help"]).output
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0
@@ -35,19 +40,19 @@ def test_every_command_in_the_help_exists_and_has_its_own(name: str) -> None:
     assert command.name == name
 
 
-def test_an_unknown_command_is_a_usage_error() -> None:
+def test_command_unknown_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["chekc"])
     assert result.exit_code == 2
     assert "No such command" in result.output
 
 
-def test_what_was_probably_meant_by_an_unknown_command_is_named() -> None:
+def test_command_unknown_suggests_the_closest() -> None:
     assert "Error: No such command 'chek'; did you mean check?\n" in CliRunner().invoke(main, ["chek"]).output
     assert CliRunner().invoke(main, ["nothing_like_it"]).output.endswith("No such command 'nothing_like_it'.\n")
     assert "No such option" in CliRunner().invoke(main, ["--chek"]).output
 
 
-def test_checking_a_policy_does_not_load_the_server() -> None:
+def test_check_does_not_load_the_server() -> None:
     program = """
 import atexit, sys
 atexit.register(lambda: print(sorted({"aiohttp", "hypercorn", "starlette"} & set(sys.modules))))
@@ -58,7 +63,7 @@ main(["check", "load_only"])
     assert done.stdout == "[]\n"
 
 
-def test_an_error_of_the_user_prints_one_line_and_no_traceback() -> None:
+def test_config_error_prints_one_line() -> None:
     command = [sys.executable, "-m", "smetric", "serve", "--config", "/nonexistent.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -68,11 +73,11 @@ def test_an_error_of_the_user_prints_one_line_and_no_traceback() -> None:
     )
 
 
-def started(*arguments: str, **streams: Any) -> "subprocess.Popen[str]":
+def started(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "smetric", *arguments], stderr=subprocess.PIPE, text=True, **streams)
 
 
-def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_command_with_130(tmp_path: Path) -> None:
     pipe = tmp_path / "smetric.yaml"
     os.mkfifo(pipe)
     with started("config", "show", "--config", str(pipe)) as process, pipe.open("w"):  # from here on it reads
@@ -82,7 +87,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None
     assert said == "\nInterrupted.\n"
 
 
-def test_ctrl_c_while_the_command_line_is_still_imported_prints_nothing() -> None:
+def test_ctrl_c_during_import_prints_nothing() -> None:
     program = """
 import signal, sys
 
@@ -103,7 +108,7 @@ run()
 @pytest.mark.parametrize(
     "arguments", [("config", "schema"), ("fmt", "-"), ("emulate", "--port", "0"), ("--help",), ("check", "--help")]
 )
-def test_what_cannot_be_written_is_said_in_one_line(arguments: tuple[str, ...]) -> None:
+def test_output_that_cannot_be_written_is_one_line(arguments: tuple[str, ...]) -> None:
     policy = (ROOT / "policies" / "load_only.policy").open()
     with policy, open("/dev/full", "w") as full, started(*arguments, stdin=policy, stdout=full) as process:
         _, said = process.communicate(timeout=20)
@@ -111,7 +116,7 @@ def test_what_cannot_be_written_is_said_in_one_line(arguments: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("arguments", [("check", "-"), ("fmt", "-")])
-def test_standard_streams_that_are_closed_are_empty(arguments: tuple[str, ...]) -> None:
+def test_closed_standard_streams_are_empty(arguments: tuple[str, ...]) -> None:
     command = shlex.join([sys.executable, "-m", "smetric", *arguments])
     done = subprocess.run(
         ["bash", "-c", f"exec {command} <&- >&-"], stderr=subprocess.PIPE, text=True, timeout=60, check=False
@@ -120,7 +125,7 @@ def test_standard_streams_that_are_closed_are_empty(arguments: tuple[str, ...]) 
     assert done.stderr.startswith("error: a file starts with `policy NAME`")
 
 
-def test_files_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+def test_files_are_utf_8_in_every_locale(tmp_path: Path) -> None:
     record, report, snapshot = (tmp_path / name for name in ("decisions.jsonl", "report.html", "snapshot.json"))
     fleet, acting = Fleet(random.Random(11), 4), policy(shipped_policies()["smetric"].read_text())
     write(record, [fleet.decide(acting) for _ in range(20)])
@@ -137,7 +142,7 @@ def test_files_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     assert not report.read_text("utf-8").isascii()
 
 
-def test_what_an_encoding_has_no_sign_for_is_printed_as_an_escape() -> None:
+def test_output_escapes_what_the_encoding_lacks() -> None:
     snapshot = '{"instances": [{"id": "a", "requests": 1}]}'
     done = subprocess.run(
         [sys.executable, "-m", "smetric", "explain", "smetric", "--snapshot", "-"],
@@ -148,3 +153,24 @@ def test_what_an_encoding_has_no_sign_for_is_printed_as_an_escape() -> None:
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
     )
     assert "\\u2717 req.turn != 0 (req.turn is 0)   · not_overloaded" in done.stdout.decode("latin-1")
+
+
+#: Runs a command as the shell does, then writes what descriptors 0 to 2 are into a file.
+PROGRAM = """
+import os, sys
+from smetric.cli import main
+main(["--version"], standalone_mode=False)
+streams = [os.readlink(f"/proc/self/fd/{number}").partition(":")[0] for number in range(3)]
+with open(sys.argv[1], "w") as file:
+    file.write(" ".join(streams))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_are_reopened_on_the_null_device(closed: str, tmp_path: Path) -> None:
+    file = tmp_path / "streams"
+    command = ["bash", "-c", f'exec "$@" {closed}', "closed", sys.executable, "-c", PROGRAM, str(file)]
+    done = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert file.read_text().split().count("/dev/null") == closed.count("&-")

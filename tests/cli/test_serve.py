@@ -1,4 +1,6 @@
-"""`smetric serve` as a process: it starts from flags alone, ends on SIGTERM, and says in one go why it cannot start."""
+"""`smetric serve`: start, settings, signals, and what stops a start."""
+
+from __future__ import annotations
 
 import errno
 import http.client
@@ -16,16 +18,19 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+from click.testing import CliRunner
 
+from smetric.cli import main
 from smetric.cli.serve import Shutdown
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
+
 INSTANCE = ("--instance", "http://127.0.0.1:1")
 
 
-def start(*arguments: str, before: Sequence[str] = (), terminal: int = subprocess.PIPE) -> "subprocess.Popen[str]":
+def start(*arguments: str, before: Sequence[str] = (), terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
     """`smetric serve`, run by the command *before*, on a *terminal* if given."""
     command = [*before, sys.executable, "-m", "smetric", "serve", *INSTANCE, *arguments]
     return subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, text=True)
@@ -48,7 +53,7 @@ def status(port: int, path: str) -> int | None:
     return fetch(port, path)[0]
 
 
-def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
     """Wait for *condition*, as long as *process* runs."""
     deadline = time.monotonic() + 20
     while not condition():
@@ -57,7 +62,7 @@ def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> 
         time.sleep(0.05)
 
 
-def test_it_serves_from_flags_alone_until_sigterm() -> None:
+def test_serve_from_flags_until_sigterm() -> None:
     port, admin_port = free_port(), free_port()
     with start("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port)) as process:
         try:
@@ -73,7 +78,7 @@ def test_it_serves_from_flags_alone_until_sigterm() -> None:
     assert "Traceback" not in logged
 
 
-def test_a_librarys_warning_is_a_line_of_the_log(tmp_path: Path) -> None:
+def test_serve_logs_warnings_of_libraries(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import atexit, warnings\natexit.register(warnings.warn, 'odd\\nlines')")
     port, admin_port = free_port(), free_port()
     arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
@@ -89,7 +94,7 @@ def test_a_librarys_warning_is_a_line_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_it_serves_without_standard_streams_and_gives_their_numbers_to_no_connection(closed: str) -> None:
+def test_serve_without_standard_streams_reserves_their_descriptors(closed: str) -> None:
     port, admin_port = free_port(), free_port()
     arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
     with start(*arguments, before=("bash", "-c", f'exec "$@" {closed}', "closed")) as process:
@@ -105,7 +110,7 @@ def test_it_serves_without_standard_streams_and_gives_their_numbers_to_no_connec
     assert "socket" not in opened
 
 
-def writer_of(pipe: Path, process: "subprocess.Popen[str]") -> TextIO:
+def writer_of(pipe: Path, process: subprocess.Popen[str]) -> TextIO:
     """Writes into *pipe*, once *process* reads it."""
     found: list[TextIO] = []
 
@@ -121,7 +126,7 @@ def writer_of(pipe: Path, process: "subprocess.Popen[str]") -> TextIO:
     return found[0]
 
 
-def test_a_hangup_while_it_starts_is_answered_when_it_serves(tmp_path: Path) -> None:
+def test_sighup_during_start_is_handled_once_serving(tmp_path: Path) -> None:
     port, pipe = free_port(), tmp_path / "smetric.yaml"
     os.mkfifo(pipe)
     with start("--config", str(pipe), "--port", str(port), "--admin-port", "0") as process:
@@ -138,7 +143,7 @@ def test_a_hangup_while_it_starts_is_answered_when_it_serves(tmp_path: Path) -> 
     assert logged.count('"smetric.files.looked_at"') == 1
 
 
-def test_it_outlives_its_terminal_and_counts_the_lines_that_went_with_it() -> None:
+def test_serve_outlives_its_terminal_and_counts_lost_lines() -> None:
     port, admin_port = free_port(), free_port()
     ours, theirs = pty.openpty()
     arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
@@ -164,7 +169,7 @@ def refused(*arguments: str) -> tuple[int, str]:
     return process.returncode, logged
 
 
-def test_a_policy_that_does_not_check_stops_it_with_1(tmp_path: Path) -> None:
+def test_serve_with_bad_policy_ends_with_1(tmp_path: Path) -> None:
     path = tmp_path / "bad.policy"
     path.write_text("policy bad\nrout argmin(requests)\n")
     code, logged = refused("--policy", str(path), "--port", "0", "--admin-port", "0")
@@ -174,7 +179,7 @@ def test_a_policy_that_does_not_check_stops_it_with_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])
-def test_a_port_in_use_stops_it_with_2(option: str) -> None:
+def test_serve_with_port_in_use_ends_with_2(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ports = {"--port": "0", "--admin-port": "0", option: str(listener.getsockname()[1])}
         code, logged = refused(*[word for pair in ports.items() for word in pair])
@@ -189,3 +194,22 @@ def test_shutdown_is_forced_by_a_second_signal() -> None:
     assert not shutdown.forced.is_set()
     shutdown.signalled()
     assert shutdown.forced.is_set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "message"),
+    [
+        ((), {}, "no instances to route to: add --instance http://HOST:PORT"),
+        (("--instance", "foo"), {}, "--instance: instances[0].url: expected an http or https URL without a path"),
+        (("--port", "http"), {}, '--port: listen.port: expected a whole number from 0 to 65535, got "http"'),
+        (("--policy", ""), {}, "--policy: policy: expected the name of a shipped policy, or the path"),
+        (("--port", ""), {}, "--port: listen.port: expected a whole number from 0 to 65535, got nothing"),
+        (("--set", "OVERLOAD"), {}, 'expected PARAM=VALUE, such as OVERLOAD=3, got "OVERLOAD"'),
+        ((), {"SMETRIC_LISTEN__PROT": "1"}, "did you mean SMETRIC_LISTEN__PORT?"),
+    ],
+)
+def test_serve_with_wrong_setting_ends_with_2(arguments: tuple[str, ...], env: dict[str, str], message: str) -> None:
+    result = CliRunner(env=env).invoke(main, ("serve", *arguments))
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output

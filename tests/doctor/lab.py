@@ -1,13 +1,17 @@
-"""A set-up that is well, to be broken: emulated engines and LMCache, each behind a front, and its settings."""
+"""A fault-free set-up to be broken: emulated engines and LMCache, each behind a front, and its settings."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import aiohttp
+import orjson
+from aiohttp import web
 from msgspec.structs import replace
 
 from smetric.app import Application
@@ -28,10 +32,120 @@ from smetric.http.tls import Tls
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
 from smetric.lab.engine import EngineConfig
-from tests.doctor.front import Front
 from tests.fakes import until
 from tests.ports import free_port
-from tests.sources.kv_events.kv_engine import KvEngine
+from tests.sources.kv_events.kv_engine import KvEngine, stored
+
+Edit = Callable[[bytes], bytes]
+
+
+class Front:
+    """Passes everything on to *target*; listens while it is entered.
+
+    Args:
+        target: base URL.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.url = ""
+        #: By path: what is done to the body of an answer, and what is answered instead.
+        self.edits: dict[str, Edit] = {}
+        self.statuses: dict[str, int] = {}
+        #: Paths that are never answered, paths whose answers are compressed, and headers of all answers.
+        self.hanging: set[str] = set()
+        self.compressed: set[str] = set()
+        self.headers: dict[str, str] = {}
+        #: The only key that opens it; empty for none.
+        self.key = ""
+        #: Called with the body of each chat request, after it was answered.
+        self.on_chat: Callable[[bytes], Awaitable[None]] | None = None
+        self._client: aiohttp.ClientSession | None = None
+        self._runner: web.AppRunner | None = None
+
+    def edit(self, path: str, old: bytes, new: bytes) -> None:
+        """Put *new* for *old* in the answers of *path*; *old* must be there."""
+
+        def put(body: bytes) -> bytes:
+            assert old in body
+            return body.replace(old, new)
+
+        self.edits[path] = put
+
+    def edit_json(self, path: str, change: Callable[[Any], None]) -> None:
+        """Let *change* work on the answers of *path*."""
+
+        def put(body: bytes) -> bytes:
+            value = orjson.loads(body)
+            change(value)
+            return orjson.dumps(value)
+
+        self.edits[path] = put
+
+    async def __aenter__(self) -> Self:
+        self._client = aiohttp.ClientSession()
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        assert self._client is not None
+        await self._runner.cleanup()
+        await self._client.close()
+
+    async def _pass(self, request: web.Request) -> web.Response:
+        path = request.path
+        if path in self.hanging:
+            await asyncio.Event().wait()
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            return web.Response(status=401)
+        if path in self.statuses:
+            return web.Response(status=self.statuses[path], headers=self.headers)
+        assert self._client is not None
+        content = await request.read()
+        headers = {"content-type": request.content_type} if content else {}
+        async with self._client.request(request.method, self.target + path, data=content, headers=headers) as answer:
+            body = await answer.read()
+            if answer.status == 200 and path in self.edits:
+                body = self.edits[path](body)
+            if answer.status == 200 and path == "/v1/chat/completions" and self.on_chat is not None:
+                await self.on_chat(content)
+            if path in self.compressed:
+                return web.Response(body=gzip.compress(body), headers={"content-encoding": "gzip"})
+            return web.Response(
+                status=answer.status,
+                body=body,
+                headers={
+                    "content-type": answer.headers.get("content-type", "text/plain"),
+                    "server": answer.headers.get("server", "x"),
+                    **self.headers,
+                },
+            )
+
+
+@asynccontextmanager
+async def publishing(front: Front, *, replay: bool = True) -> AsyncIterator[KvEngine]:
+    """An engine behind *front* that publishes what it is sent."""
+    engine = KvEngine(replay=replay)
+
+    async def publish(content: bytes) -> None:
+        question = {"messages": orjson.loads(content)["messages"]}
+        async with aiohttp.ClientSession() as client, client.post(front.target + "/tokenize", json=question) as answer:
+            ids: Sequence[int] = (await answer.json())["tokens"]
+        await engine.publish(stored(ids))
+
+    front.on_chat = publish
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
 
 ENGINES = EngineSettings(model="m", engine=EngineConfig(blocks=2048, max_model_len=16384), time_scale=100.0)
 

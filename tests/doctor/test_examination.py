@@ -1,4 +1,4 @@
-"""A set-up that is well has no finding; each way of breaking it is found, by its own check and with its own remedy."""
+"""Examination: no finding without a fault, every fault found by its check, and the reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from msgspec.structs import replace
 
 from smetric.config.settings import InstanceSettings, KvEventsSettings, PrefixIndexSettings, RecordSettings
 from smetric.doctor import examination as examined_by
-from smetric.doctor.examination import Result, as_json, as_text, examine
-from smetric.doctor.site import Check, Finding, Severity, Site, Skipped
+from smetric.doctor.examination import Examination, Outcome, Result, as_json, as_text, examine
+from smetric.doctor.site import Check, Finding, Severity, Site, Skipped, error, info, listed, shown, warning
 from tests.doctor.broken import BROKEN
-from tests.doctor.front import publishing
-from tests.doctor.lab import Lab, the_only, told
+from tests.doctor.lab import Lab, publishing, the_only, told
 
 pytestmark = pytest.mark.slow
 
 
-async def test_nothing_is_found_in_a_set_up_that_is_well(lab: Lab, tmp_path: Path) -> None:
+async def test_examination_of_a_fault_free_set_up_finds_nothing(lab: Lab, tmp_path: Path) -> None:
     lab.lmcache()
     async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
         instances = tuple(
@@ -42,14 +41,14 @@ async def test_nothing_is_found_in_a_set_up_that_is_well(lab: Lab, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["coordinator", "controller"])
-async def test_lmcache_alone_predicts_what_engines_report(lab: Lab, mode: str) -> None:
+async def test_examination_with_lmcache_alone_finds_nothing(lab: Lab, mode: str) -> None:
     lab.lmcache(mode=mode)
     settings = replace(lab.settings, prefix_index=PrefixIndexSettings(enabled=False))
     examination = await examine(settings)
     assert examination.exit_code == 0, as_text(examination)
 
 
-async def test_without_probes_engines_compute_nothing(lab: Lab) -> None:
+async def test_examination_without_probes_sends_no_prompts(lab: Lab) -> None:
     lab.lmcache()
     examination = await examine(lab.settings, may_probe=False)
     assert examination.exit_code == 0, as_text(examination)
@@ -57,7 +56,7 @@ async def test_without_probes_engines_compute_nothing(lab: Lab) -> None:
     assert {o.check.name: o.reason for o in examination.outcomes}["hits"] == "no probe was wanted"
 
 
-async def test_what_a_router_keeps_and_records_is_left_alone(lab: Lab, tmp_path: Path) -> None:
+async def test_examination_writes_no_files(lab: Lab, tmp_path: Path) -> None:
     record = RecordSettings(path=str(tmp_path / "decisions.jsonl"), trace=str(tmp_path / "trace.jsonl"))
     index = replace(lab.settings.prefix_index, folder=str(tmp_path / "index"))
     settings = replace(lab.settings, prefix_index=index, record=record, state_dir=str(tmp_path / "state"))
@@ -66,7 +65,7 @@ async def test_what_a_router_keeps_and_records_is_left_alone(lab: Lab, tmp_path:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_what_is_broken_is_found_alone_with_the_way_to_mend_it(lab: Lab, name: str) -> None:
+async def test_examination_finds_each_fault_with_its_remedy(lab: Lab, name: str) -> None:
     broken, check, severity, seen, remedy = BROKEN[name]
     broken(lab)
     examination = await examine(lab.settings)
@@ -77,7 +76,7 @@ async def test_what_is_broken_is_found_alone_with_the_way_to_mend_it(lab: Lab, n
     assert examination.exit_code == (0 if severity is Severity.INFO else 1)
 
 
-async def test_when_no_instance_answers_it_says_so(lab: Lab) -> None:
+async def test_examination_without_reachable_instances_ends_with_3(lab: Lab) -> None:
     instances = (InstanceSettings(id="a", url="http://127.0.0.1:9"),)
     examination = await examine(replace(lab.settings, instances=instances))
     assert examination.exit_code == 3
@@ -85,7 +84,7 @@ async def test_when_no_instance_answers_it_says_so(lab: Lab) -> None:
     assert "0 of 1 instance answers" in as_text(examination)
 
 
-async def test_a_check_that_hangs_or_fails_does_not_hide_the_others(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_examination_isolates_checks_that_hang_or_fail(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(_: Site) -> list[Finding]:
         await asyncio.Event().wait()
         return []
@@ -110,3 +109,83 @@ async def test_a_check_that_hangs_or_fails_does_not_hide_the_others(lab: Lab, mo
     ]
     assert examination.exit_code == 1
     assert as_json(examination)["checks"][2]["reason"] == "nothing there"
+
+
+async def _nothing(_: Site) -> list[Finding]:
+    return []
+
+
+def outcome(name: str, *findings: Finding, result: Result | None = None, reason: str = "") -> Outcome:
+    check = Check(name=name, looks_at=f"the {name}", run=_nothing)
+    return Outcome(check, result or (Result.FOUND if findings else Result.FINE), reason, findings)
+
+
+EXAMINATION = Examination(
+    [
+        outcome("metrics", info("instance a", "old names", "little", "update")),
+        outcome("caches", warning("block_size", "16 here", "floors", "set"), error("instance b", "off", "slow", "on")),
+        outcome("models"),
+        outcome("lmcache", result=Result.SKIPPED, reason="lmcache.url is not set"),
+    ],
+    instances=2,
+    reachable=2,
+)
+
+
+def test_report_text_sorts_by_severity_and_lists_skipped() -> None:
+    assert as_text(EXAMINATION) == (
+        "error: caches: instance b: off\n"
+        "    why     slow\n"
+        "    remedy  on\n"
+        "\n"
+        "warning: caches: block_size: 16 here\n"
+        "    why     floors\n"
+        "    remedy  set\n"
+        "\n"
+        "info: metrics: instance a: old names\n"
+        "    why     little\n"
+        "    remedy  update\n"
+        "\n"
+        "fine: models\n"
+        "skipped: lmcache: lmcache.url is not set\n"
+        "2 of 2 instances answer; 1 error, 1 warning, 1 info"
+    )
+
+
+def test_report_json_is_stable() -> None:
+    told = as_json(EXAMINATION)
+    assert {name: told[name] for name in ("schema", "exit_code", "instances", "counts")} == {
+        "schema": 1,
+        "exit_code": 1,
+        "instances": {"configured": 2, "reachable": 2},
+        "counts": {"error": 1, "warning": 1, "info": 1},
+    }
+    assert [(check["name"], check["result"], check["reason"]) for check in told["checks"]] == [
+        ("metrics", "found", ""),
+        ("caches", "found", ""),
+        ("models", "fine", ""),
+        ("lmcache", "skipped", "lmcache.url is not set"),
+    ]
+    assert told["checks"][1]["looks_at"] == "the caches"
+    assert told["checks"][1]["findings"][0] == {
+        "severity": "warning",
+        "where": "block_size",
+        "what": "16 here",
+        "why": "floors",
+        "remedy": "set",
+    }
+
+
+def test_examination_exit_codes() -> None:
+    only_info = [outcome("a", info("b", "c", "d", "e"))]
+    assert Examination(only_info, 1, 1).exit_code == 0
+    assert Examination(only_info, 1, 0).exit_code == 3
+    assert Examination([outcome("a", error("b", "c", "d", "e"))], 2, 1).exit_code == 1
+    assert Examination([], 1, 1).count(Severity.ERROR) == 0
+
+
+def test_shown_makes_text_printable_and_short() -> None:
+    assert shown("\x1b[31mred\n") == "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}"
+    assert len(shown("x" * 1000)) == 80
+    assert listed([]) == "none"
+    assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

@@ -10,7 +10,7 @@ from smetric.doctor.examination import as_text, examine
 from tests.doctor.lab import Lab, the_only, told
 
 
-async def test_an_instance_that_lmcache_does_not_know_is_found(lab: Lab) -> None:
+async def test_lmcache_check_finds_unregistered_instances(lab: Lab) -> None:
     lab.lmcache()
     ids = {**lab.settings.lmcache.instances, "e1": "nobody"}
     lab.settings = replace(lab.settings, lmcache=replace(lab.settings.lmcache, instances=ids))
@@ -20,7 +20,7 @@ async def test_an_instance_that_lmcache_does_not_know_is_found(lab: Lab) -> None
     assert "set `lmcache.instances: {e1: ID}`" in finding.remedy
 
 
-async def test_a_service_whose_clock_is_an_hour_behind_has_heartbeats_as_well(lab: Lab) -> None:
+async def test_lmcache_check_uses_the_clock_of_the_service(lab: Lab) -> None:
     behind = time.time() - 3600
 
     def beat(answer: Any) -> None:

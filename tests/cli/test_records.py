@@ -1,4 +1,4 @@
-"""`smetric replay`: what it says, in which form, and how it ends."""
+"""`smetric replay`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_record_held_against_itself_is_as_it_was(record: Path) -> None:
+def test_replay_agrees_with_its_own_record(record: Path) -> None:
     result = run(record)
     assert result.exit_code == 0, result.output
     assert result.output.startswith("the recorded policy agrees with what was recorded on 100 % of 200 decisions\n")
     assert run(record, "--against", "recorded").output == result.output
 
 
-def test_a_record_that_does_not_come_out_as_it_was_is_a_finding(record: Path, tmp_path: Path) -> None:
+def test_replay_of_a_tampered_record_ends_with_1(record: Path, tmp_path: Path) -> None:
     import gzip
 
     spoilt = tmp_path / "spoilt.jsonl"
@@ -53,7 +53,7 @@ def test_a_record_that_does_not_come_out_as_it_was_is_a_finding(record: Path, tm
     )
 
 
-def test_another_policy_says_what_moves_where_and_why(record: Path) -> None:
+def test_replay_by_another_policy_lists_moves(record: Path) -> None:
     result = run(record, "--policy", "bailian", "--examples", "1")
     assert result.exit_code == 0, result.output
     text = result.output
@@ -67,14 +67,14 @@ def test_another_policy_says_what_moves_where_and_why(record: Path) -> None:
     assert "balance    always" in text
 
 
-def test_a_parameter_changes_the_recorded_policy(record: Path) -> None:
+def test_replay_with_parameters(record: Path) -> None:
     result = run(record, "--set", "OVERLOAD=1")
     assert result.exit_code == 0
     assert result.output.startswith("the recorded policy with OVERLOAD=1 agrees with what was recorded on ")
     assert "stick → balance" in result.output
 
 
-def test_the_json_has_it_all(record: Path) -> None:
+def test_replay_json_is_complete(record: Path) -> None:
     result = run(record, "--policy", "lmetric", "--against", "bailian", "--format", "json")
     found: dict[str, Any] = json.loads(result.output)
     assert (found["policy"], found["against"]) == ("lmetric", "bailian")
@@ -112,7 +112,7 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_asks_for_nothing_and_knows_light_and_dark(record: Path, tmp_path: Path) -> None:
+def test_replay_html_is_self_contained(record: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.html"
     result = run(record, "--policy", "bailian", "--format", "html", "--output", output)
     assert (result.exit_code, result.output) == (0, "")
@@ -128,7 +128,7 @@ def test_the_page_is_whole_asks_for_nothing_and_knows_light_and_dark(record: Pat
     assert "gpu-3" in text
 
 
-def test_what_came_from_outside_is_escaped_in_the_page(tmp_path: Path) -> None:
+def test_replay_html_escapes_names(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(1), 3)
     fleet.instances[0].id = '<img src="x">'
@@ -139,11 +139,11 @@ def test_what_came_from_outside_is_escaped_in_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("percent", "code"), [("10", 0), ("99.9", 1)])
-def test_agreement_below_a_bound_is_a_finding(percent: str, code: int, record: Path) -> None:
+def test_replay_fail_under(percent: str, code: int, record: Path) -> None:
     assert run(record, "--policy", "bailian", "--fail-under", percent).exit_code == code
 
 
-def test_nothing_to_compare_is_a_finding_where_a_bound_is_given(tmp_path: Path) -> None:
+def test_replay_fail_under_without_comparison_ends_with_1(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(1), 3)
     write(path, [fleet.decide(policy(SHIPPED["load_only"])) for _ in range(5)])
@@ -155,7 +155,7 @@ def test_nothing_to_compare_is_a_finding_where_a_bound_is_given(tmp_path: Path) 
     assert run(path, "--policy", "bailian", "--fail-under", "1").exit_code == 1
 
 
-def test_one_decision_is_explained_from_its_record(record: Path, tmp_path: Path) -> None:
+def test_replay_record_explains_one_decision(record: Path, tmp_path: Path) -> None:
     import gzip
 
     line = json.loads(gzip.decompress(record.read_bytes()).splitlines()[-1])
@@ -171,7 +171,7 @@ def test_one_decision_is_explained_from_its_record(record: Path, tmp_path: Path)
     assert CliRunner().invoke(main, ["explain", "smetric", "--record", str(record)]).exit_code == 2
 
 
-def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
+def test_replay_refuses_files_that_are_no_record(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello\n")
     result = run(path)
@@ -192,7 +192,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
     assert explained.exit_code == 2
 
 
-def test_a_policy_that_does_not_check_is_said_as_check_says_it(record: Path, tmp_path: Path) -> None:
+def test_replay_with_bad_policy_ends_with_1(record: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.policy"
     path.write_text("policy bad\nroute argmin(reqests)\n")
     result = run(record, "--policy", path)
@@ -205,13 +205,13 @@ def test_a_policy_that_does_not_check_is_said_as_check_says_it(record: Path, tmp
         assert "`--set` sets `NOPE`, which this policy does not declare" in wrong.output
 
 
-def test_a_report_that_cannot_be_written_is_said(record: Path, tmp_path: Path) -> None:
+def test_replay_output_that_cannot_be_written_ends_with_2(record: Path, tmp_path: Path) -> None:
     result = run(record, "--output", tmp_path / "absent" / "report.txt")
     assert result.exit_code == 2
     assert "cannot be written: No such file or directory" in result.output
 
 
-def test_a_file_that_ends_early_is_read_as_far_as_it_is_whole(record: Path, tmp_path: Path) -> None:
+def test_replay_reads_a_truncated_record(record: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(record.read_bytes()[:-100])
     result = run(path)

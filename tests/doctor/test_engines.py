@@ -1,15 +1,18 @@
+"""Checks of engines."""
+
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
 from msgspec.structs import replace
 
-from smetric.config.settings import Listen
+from smetric.config.settings import InstanceSettings, Listen
 from smetric.doctor import engines
 from smetric.doctor.examination import examine
-from tests.doctor.front import Edit
-from tests.doctor.lab import Lab, the_only, told
+from tests.doctor.lab import Edit, Lab, the_only, told
+from tests.fakes import Call, FakeEngine
 
 
 def circle(lab: Lab) -> None:
@@ -18,19 +21,21 @@ def circle(lab: Lab) -> None:
     lab.settings = replace(lab.settings, listen=Listen(port=port), instances=(second,))
 
 
-async def test_an_instance_that_is_the_router_itself_is_found(lab: Lab) -> None:
+async def test_instances_check_finds_the_router_itself(lab: Lab) -> None:
     circle(lab)
     found = told(await examine(lab.settings, may_probe=False))
     assert ("instances", True) in [(check, "this router itself listens" in finding.what) for check, finding in found]
 
 
-async def test_an_engine_at_the_routers_port_of_another_address_is_none_of_it(lab: Lab) -> None:
+async def test_instances_check_accepts_the_same_port_at_another_address(lab: Lab) -> None:
     circle(lab)
     lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, host="127.0.0.2"))
     assert told(await examine(lab.settings, may_probe=False)) == []
 
 
-async def test_a_name_that_leads_where_no_instance_can_be_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_instances_check_finds_names_that_resolve_to_refused_addresses(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def resolve(url: str) -> tuple[str, int]:
         return ("169.254.169.254" if url == lab.fronts[0].url else "10.0.0.1"), 80
 
@@ -42,7 +47,7 @@ async def test_a_name_that_leads_where_no_instance_can_be_is_found(lab: Lab, mon
 
 
 @pytest.mark.parametrize(("apart_s", "is_one"), [(0, True), (500, False)])
-async def test_two_names_at_one_address_are_one_engine_unless_they_are_two_processes(
+async def test_instances_check_finds_one_engine_under_two_names(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, apart_s: int, is_one: bool
 ) -> None:
     async def resolve(url: str) -> tuple[str, int]:
@@ -56,3 +61,22 @@ async def test_two_names_at_one_address_are_one_engine_unless_they_are_two_proce
         front.edits["/metrics"] = starting(1000 + nth * apart_s)
     found = told(await examine(lab.settings, may_probe=False))
     assert ["it is the same engine" in finding.what for _, finding in found] == [True] * is_one
+
+
+async def test_keep_alive_check_measures_early_closes(lab: Lab) -> None:
+    async def close_soon(call: Call) -> None:
+        await call.answer(200, b"")
+        await asyncio.sleep(0.2)
+        call.close()
+
+    engine = FakeEngine()
+    engine.health = close_soon
+    await engine.start()
+    try:
+        instances = (InstanceSettings(id="short", url=engine.url),)
+        examination = await examine(replace(lab.settings, instances=instances), may_probe=False, may_wait=True)
+    finally:
+        await engine.stop()
+    found = dict(told(examination))
+    assert "closes idle connections after 0." in found["keep-alive"].what
+    assert "VLLM_HTTP_TIMEOUT_KEEP_ALIVE" in found["keep-alive"].remedy

@@ -1,3 +1,5 @@
+"""Addresses, HTTP exchanges and engines of a site."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,8 +7,29 @@ import asyncio
 import pytest
 
 from smetric.config.settings import InstanceSettings
-from smetric.doctor.site import MAX_BYTES, Answer, NoAnswer, Wire, look
+from smetric.doctor.site import MAX_BYTES, Answer, NoAnswer, Wire, is_own, look, resolve
 from tests.fakes import Call, FakeEngine, capture
+
+
+@pytest.mark.parametrize("host", ["engine..example", "two words"])
+async def test_resolve_invalid_name_is_none(host: str) -> None:
+    assert await resolve(f"http://{host}:8000") is None
+
+
+@pytest.mark.parametrize(
+    ("ip", "host", "is_it"),
+    [
+        ("127.0.0.1", "0.0.0.0", True),
+        ("::1", "0.0.0.0", False),
+        ("127.0.0.1", "::", True),
+        ("::1", "::", True),
+        ("192.0.2.1", "::", False),
+        ("127.0.0.1", "127.0.0.2", False),
+    ],
+)
+async def test_is_own_compares_addresses_and_ports(ip: str, host: str, is_it: bool) -> None:
+    assert await is_own((ip, 8000), host, 8000) is is_it
+    assert not await is_own((ip, 8001), host, 8000)
 
 
 async def answered(engine: FakeEngine) -> str:
@@ -22,7 +45,7 @@ async def answered(engine: FakeEngine) -> str:
     return ""
 
 
-async def test_why_there_is_no_answer_is_said_in_words() -> None:
+async def test_client_explains_why_there_is_no_answer() -> None:
     async def hang(call: Call) -> None:
         await call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab")
         await asyncio.Event().wait()
@@ -47,7 +70,7 @@ async def test_why_there_is_no_answer_is_said_in_words() -> None:
                 await wire.get(url, within_s=5.0)
 
 
-async def test_a_page_of_two_ranks_is_read_and_what_is_no_answer_leaves_gaps() -> None:
+async def test_look_reads_two_ranks_and_tolerates_missing_answers() -> None:
     page = capture("dp2_metrics_load")[1].partition(b"\r\n\r\n")[2] or capture("dp2_metrics_load")[1]
 
     async def serve(call: Call) -> None:
@@ -73,6 +96,6 @@ async def test_a_page_of_two_ranks_is_read_and_what_is_no_answer_leaves_gaps() -
     assert card.root == "/models/tiny"
 
 
-def test_a_clock_is_compared_with_ours_at_the_time_that_its_answer_came() -> None:
+def test_reply_clock_is_compared_at_arrival() -> None:
     """An engine's metrics may take a minute more than its health, whose date it is."""
     assert Answer(200, {"date": "Thu, 01 Jan 1970 00:01:40 GMT"}, b"", 90.0).clock_ahead_s == 10.0

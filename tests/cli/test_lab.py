@@ -1,3 +1,5 @@
+"""`smetric demo` and `smetric emulate`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -9,7 +11,8 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from smetric.cli.lab import Progress, demo
+from smetric.cli.lab import Progress, demo, emulate
+from smetric.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -22,13 +25,13 @@ pytestmark = pytest.mark.slow
         (("--sessions", "0"), "--sessions"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], message: str) -> None:
+def test_demo_refuses_conflicting_options(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(demo, arguments)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_policy_that_does_not_check_is_shown_before_anything_plays(tmp_path: Path) -> None:
+def test_demo_checks_policies_before_it_plays(tmp_path: Path) -> None:
     path = tmp_path / "bad.policy"
     path.write_text("## Bad.\npolicy bad\n\nroute argmin(nosuch)\n")
     result = CliRunner().invoke(demo, ["--policy", "smetric", "--policy", str(path)])
@@ -38,7 +41,7 @@ def test_a_policy_that_does_not_check_is_shown_before_anything_plays(tmp_path: P
 
 
 @pytest.mark.parametrize("columns", [20, 60, 80])
-def test_the_line_that_tells_how_far_it_has_come_fits_on_the_terminal(
+def test_demo_progress_fits_on_the_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -51,9 +54,8 @@ def test_the_line_that_tells_how_far_it_has_come_fits_on_the_terminal(
     assert max(map(len, lines)) < max(columns, 48)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_serve_answers_requests_lists_decisions_and_ends_on_a_signal(number: signal.Signals) -> None:
+async def test_demo_serve_until_a_signal(number: signal.Signals) -> None:
     arguments = ("-m", "smetric", "demo", "--serve", "--port", "0", "--admin-port", "0")
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -90,7 +92,7 @@ smetric.cli.lab.demo(["--sessions", "1", "--policy", "smetric", "--policy", "loa
 """
 
 
-async def test_a_demo_plays_each_policy_and_prints_its_report() -> None:
+async def test_demo_plays_each_policy_and_reports() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", TINY), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -107,3 +109,48 @@ async def test_a_demo_plays_each_policy_and_prints_its_report() -> None:
     assert "smetric again, told by LMCache" in text
     assert "2 of 2" in text
     assert "1. A first request" in text
+
+
+async def test_emulate_serves_every_instance_until_sigterm() -> None:
+    command = "from smetric.cli.lab import emulate; emulate()"
+    arguments = ("--instances", "2", "--port", "0", "--served-model-name", "a", "--served-model-name", "b", "--lmcache")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(20), aiohttp.ClientSession() as client:
+            for _ in range(2):
+                line = (await process.stdout.readline()).decode()
+                assert line.startswith("emulated vLLM on http://127.0.0.1:")
+                async with client.get(line.split()[-1] + "/v1/models") as response:
+                    assert [model["id"] for model in (await response.json())["data"]] == ["a", "b"]
+            line = (await process.stdout.readline()).decode()
+            assert line.startswith("emulated LMCache on http://127.0.0.1:")
+            async with client.get(line.split()[-1] + "/instances") as response:
+                assert len((await response.json())["instances"]) == 2
+            process.send_signal(signal.SIGTERM)
+            _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, errors) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--blocks", "10", "--max-model-len", "161"),
+            "max_model_len is 161, but 10 blocks of 16 tokens hold only 160",
+        ),
+        (("--time-scale", "0"), "time_scale is 0"),
+        (("--instances", "2", "--port", "65535"), "--port 65535 with 2 instances goes beyond 65535"),
+        (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1:9101: "),
+    ],
+)
+def test_emulate_refuses_impossible_settings(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(emulate, arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)

@@ -1,3 +1,5 @@
+"""Checks of routers: ports, peers, policies, and the traffic of a running router."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import orjson
 import pytest
 import trustme
 from msgspec.structs import replace
@@ -29,6 +33,7 @@ from smetric.http.tls import Tls
 from smetric.sources.prefix_index import persistence
 from smetric.sources.shared import peers
 from tests.doctor.lab import Lab, running, the_only, told
+from tests.fakes import Call, FakeEngine
 from tests.ports import free_port
 
 
@@ -46,7 +51,7 @@ async def beside(lab: Lab, token: str = "", **fields: Any) -> AsyncIterator[Appl
         stop.set()
 
 
-async def test_a_port_that_something_else_has_is_found(lab: Lab) -> None:
+async def test_ports_check_finds_ports_of_other_programs(lab: Lab) -> None:
     taken = int(lab.fronts[1].url.rpartition(":")[2])
     lab.settings = replace(lab.settings, admin=Admin(port=taken))
     check, finding = the_only(await examine(lab.settings, may_probe=False))
@@ -54,9 +59,7 @@ async def test_a_port_that_something_else_has_is_found(lab: Lab) -> None:
     assert "set `admin.port` to a free port" in finding.remedy
 
 
-async def test_a_name_with_no_address_but_one_of_ipv6_may_be_listened_at(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ports_check_accepts_names_with_only_ipv6(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = socket.getaddrinfo
 
     def resolve(host: str, *more: Any, **options: Any) -> Any:
@@ -68,7 +71,7 @@ async def test_a_name_with_no_address_but_one_of_ipv6_may_be_listened_at(
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "TLS"])
-async def test_a_router_that_runs_may_have_its_ports(lab: Lab, tmp_path: Path, is_secure: bool) -> None:
+async def test_ports_check_accepts_a_running_router(lab: Lab, tmp_path: Path, is_secure: bool) -> None:
     tls = None
     if is_secure:
         certificate = tmp_path / "router.example.pem"
@@ -80,7 +83,7 @@ async def test_a_router_that_runs_may_have_its_ports(lab: Lab, tmp_path: Path, i
     assert told(examination) == [], as_text(examination)
 
 
-async def test_peers_must_take_placements_and_be_as_many_as_there_are_routers(lab: Lab) -> None:
+async def test_replicas_check_finds_refused_tokens_and_wrong_counts(lab: Lab) -> None:
     token = "a-secret-of-ours"
     async with beside(lab, token):
         fine = await examine(lab.settings, may_probe=False)
@@ -94,7 +97,7 @@ async def test_peers_must_take_placements_and_be_as_many_as_there_are_routers(la
     assert "secret" not in as_text(found)
 
 
-async def test_a_peer_that_knows_a_lot_is_well(lab: Lab) -> None:
+async def test_replicas_check_accepts_a_large_index(lab: Lab) -> None:
     async with beside(lab) as router:
         for index in router.sources.indexes:
             index.placed(router.fleet["e0"], array("Q", range(1_200_000)))
@@ -102,7 +105,7 @@ async def test_a_peer_that_knows_a_lot_is_well(lab: Lab) -> None:
     assert told(examination) == [], as_text(examination)
 
 
-async def test_a_peer_that_has_other_instances_is_found(lab: Lab) -> None:
+async def test_replicas_check_finds_peers_with_other_instances(lab: Lab) -> None:
     one, two = lab.settings.instances
     async with beside(lab, instances=(replace(one, id="gpu-0"), two)) as router:
         for id in ("gpu-0", "e1"):
@@ -113,7 +116,7 @@ async def test_a_peer_that_has_other_instances_is_found(lab: Lab) -> None:
     assert "the same `id`" in found.remedy
 
 
-async def test_a_peer_that_cuts_prompts_otherwise_is_found(lab: Lab) -> None:
+async def test_replicas_check_finds_peers_with_other_block_sizes(lab: Lab) -> None:
     tokenizer = TokenizerSettings(source="engine")
     lab.settings = replace(lab.settings, tokenizer=tokenizer)
     async with beside(lab, block_size=32) as router:
@@ -124,7 +127,7 @@ async def test_a_peer_that_cuts_prompts_otherwise_is_found(lab: Lab) -> None:
     assert "`block_size`" in found.remedy
 
 
-async def test_a_peer_of_another_release_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_check_finds_peers_of_another_release(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async with beside(lab) as router:
         next(iter(router.sources.indexes)).placed(router.fleet["e0"], [1, 2, 3])
         magic = bytes([*persistence.MAGIC[:-1], persistence.VERSION + 1])
@@ -136,7 +139,7 @@ async def test_a_peer_of_another_release_is_found(lab: Lab, monkeypatch: pytest.
     assert "the same release" in found.remedy
 
 
-async def test_a_policy_that_looks_up_what_no_source_knows_is_found(lab: Lab, tmp_path: Path) -> None:
+async def test_policy_check_finds_look_ups_without_a_source(lab: Lab, tmp_path: Path) -> None:
     policy = tmp_path / "store.policy"
     policy.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
     lab.settings = replace(lab.settings, policy=str(policy))
@@ -150,7 +153,7 @@ async def test_a_policy_that_looks_up_what_no_source_knows_is_found(lab: Lab, tm
     assert told(await examine(lab.settings, may_probe=False)) == []
 
 
-async def test_the_policies_of_routes_and_shadows_are_looked_at_too(lab: Lab, tmp_path: Path) -> None:
+async def test_policy_check_covers_routes_and_shadows(lab: Lab, tmp_path: Path) -> None:
     policy = tmp_path / "store.policy"
     policy.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
     route = RouteSettings(name="r", match=MatchSettings(model=("m",)), policy=str(policy))
@@ -160,9 +163,59 @@ async def test_the_policies_of_routes_and_shadows_are_looked_at_too(lab: Lab, tm
     assert found == ["policy store of r", "policy store of default:shadow-1"]
 
 
-async def test_a_policy_of_a_route_that_does_not_check_is_found(lab: Lab, tmp_path: Path) -> None:
+async def test_policy_check_finds_bad_policies_of_shadows(lab: Lab, tmp_path: Path) -> None:
     policy = tmp_path / "bad.policy"
     policy.write_text("policy bad\n\nroute argmin(requets)\n")
     lab.settings = replace(lab.settings, shadow=(ShadowSettings(policy=str(policy)),))
     _, finding = the_only(await examine(lab.settings, may_probe=False))
     assert "bad.policy: unknown name `requets`" in finding.what
+
+
+async def test_traffic_check_names_clients_that_break_their_caches(lab: Lab) -> None:
+    async with running(lab) as url, aiohttp.ClientSession() as client:
+        history: list[dict[str, Any]] = []
+        for turn in range(5):
+            system = f"It is {turn} o'clock. " + "You are a careful assistant. " * 100
+            history.append({"role": "user", "content": f"question {turn} " * 200})
+            body = {"model": "m", "max_tokens": 8, "messages": [{"role": "system", "content": system}, *history]}
+            headers = {"x-session-id": "s-1"}
+            async with client.post(url + "/v1/chat/completions", json=body, headers=headers) as response:
+                answer = await response.json()
+            history.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        examination = await examine(lab.settings, may_probe=False)
+    check, finding = the_only(examination)
+    assert (check, finding.severity) == ("traffic", Severity.WARNING)
+    assert "system" in finding.what
+    assert "out of the system prompt" in finding.remedy
+    assert "careful" not in as_text(examination)
+
+
+async def test_traffic_check_finds_wrong_predictions(lab: Lab) -> None:
+    figures = {"answers": 60, "predicted_tokens": 5000, "actual_tokens": 100}
+    prediction = {"instance": "e0", "source": "prefix_index", "disagrees": True, "latest": figures}
+
+    async def answer(call: Call) -> None:
+        fine = {**prediction, "instance": "e1", "disagrees": False}
+        await call.answer(200, orjson.dumps({"predictions": [prediction, fine], "breaks": []}))
+
+    router = FakeEngine(answer)
+    router.metrics = lambda call: call.answer(200, b"# TYPE smetric_panics counter\nsmetric_panics_total 0.0\n")
+    await router.start()
+    lab.settings = replace(lab.settings, admin=Admin(port=int(router.url.rpartition(":")[2])))
+    try:
+        found = told(await examine(lab.settings, may_probe=False))
+    finally:
+        await router.stop()
+    assert [(check, finding.where) for check, finding in found] == [("traffic", "instance e0")]
+    assert "predicted 5000 cached tokens, and the engine reported 100" in found[0][1].what
+
+
+async def test_traffic_check_without_the_admin_token_is_skipped(lab: Lab) -> None:
+    examined = lab.settings
+    lab.settings = replace(examined, admin=replace(examined.admin, token="a-token-of-the-admin-port"))
+    async with running(lab):
+        examination = await examine(examined, may_probe=False)
+        fine = await examine(lab.settings, may_probe=False)
+    assert told(examination) == told(fine) == [], as_text(examination)
+    (traffic,) = [one for one in examination.outcomes if one.check.name == "traffic"]
+    assert "SMETRIC_ADMIN__TOKEN" in traffic.reason
