@@ -168,13 +168,8 @@ class Attempt:
         self.finish_reason = ""
         #: End, seconds after the arrival of the request.
         self.ended_s = 0.0
-        #: Belongs to the listener that traces; None where the attempt has no span.
+        #: Ids of the attempt's span; None unless it is recorded.
         self.span: Any = None
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the attempt has a span."""
-        return self.span is not None
 
     def replacing(self, headers: Headers) -> Headers:
         """Return the client's *headers* with the trace headers in place of those of the same names."""
@@ -222,6 +217,7 @@ class Exchange:
         "duration_s",
         "error_type",
         "exemplar",
+        "failed",
         "gap_s",
         "gave_up",
         "is_routed",
@@ -275,13 +271,10 @@ class Exchange:
         self.bytes_out = 0
         self.usage: Usage | None = None
         self.error_type = ""
+        #: The client got an error of ours or of the instance, or an answer that broke off.
+        self.failed = False
         #: Mean seconds between two events of the stream; None with less than two events.
         self.gap_s: float | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the client got an error of ours or of the instance, or an answer that broke off."""
-        return self.status >= 500 or bool(self.error_type and self.status < 400)
 
     def elapsed_s(self) -> float:
         """Return the seconds since arrival."""
@@ -332,6 +325,7 @@ class Exchange:
             return
         self._ended = True
         self.status, self.bytes_out, self.usage, self.error_type = status, bytes_out, usage, error_type
+        self.failed = status >= 500 or bool(error_type and status < 400)
         self.duration_s = self.elapsed_s()
         if events > 1 and self.ttft_s is not None:
             self.gap_s = (self.duration_s - self.ttft_s) / (events - 1)

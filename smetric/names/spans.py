@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What a name of telemetry says of itself: attribute, metric.
 
+class Attribute(str):
+    """Name of a span attribute.
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """A span attribute: OTLP type (string, int, double, bool), unit (empty: none), and one sentence."""
+    Args:
+        name: the name.
+        doc: one sentence.
+        type: OTLP type: string, int, double, bool, string[].
+        unit: empty for none.
+    """
 
-    name: str
+    doc: str
     type: str
     unit: str
-    doc: str
+
+    def __new__(cls, name: str, doc: str, type: str = "string", unit: str = "") -> Attribute:
+        """Make the name, with what is said of it."""
+        self = super().__new__(cls, name)
+        self.doc, self.type, self.unit = doc, type, unit
+        return self
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,148 +225,130 @@ SPANS = {
     "{operation} {model}": "CLIENT: one attempt on one instance; its traceparent goes upstream.",
 }
 
-DECISION_ID = Attribute("smetric.decision.id", "string", "", "ULID of the decision, also in a response header.")
-OUTCOME = Attribute("smetric.decision.outcome", "string", "", f"How it ended: {', '.join(OUTCOMES)}.")
-REASON = Attribute("smetric.decision.reason", "string", "", f"What settled it: {', '.join(REASONS)}.")
-DURATION = Attribute("smetric.decision.duration", "double", "s", "Time the policy took to evaluate.")
-SUMMARY = Attribute("smetric.decision.summary", "string", "", "The decision in one sentence.")
-LOOKUP_DURATION = Attribute("smetric.lookup.duration", "double", "s", "Time spent on look-ups before the decision.")
+DECISION_ID = Attribute("smetric.decision.id", "ULID of the decision, also in a response header.")
+OUTCOME = Attribute("smetric.decision.outcome", f"How it ended: {', '.join(OUTCOMES)}.")
+REASON = Attribute("smetric.decision.reason", f"What settled it: {', '.join(REASONS)}.")
+DURATION = Attribute("smetric.decision.duration", "Time the policy took to evaluate.", "double", "s")
+SUMMARY = Attribute("smetric.decision.summary", "The decision in one sentence.")
+LOOKUP_DURATION = Attribute("smetric.lookup.duration", "Time spent on look-ups before the decision.", "double", "s")
 HOLD_DURATION = Attribute(
-    "smetric.hold.duration", "double", "s", "Time in the queue before the decision, by a rule or for want of a place."
+    "smetric.hold.duration", "Time in the queue before the decision, by a rule or for want of a place.", "double", "s"
 )
-HOLD_REASON = Attribute(
-    "smetric.hold.reason", "string", "", f"What it waited for: {', '.join(HOLD_REASONS)}; on the `hold` span."
-)
-ORIGIN = Attribute("smetric.decision.origin", "string", "", f"Where the decision comes from: {', '.join(ORIGINS)}.")
-ROUTE = Attribute("smetric.route", "string", "", "Which entry of `routes` the request fell under; `default` for none.")
-ARM = Attribute("smetric.arm", "string", "", "`control` or `canary`, where the route has a canary.")
-SHADOW_POLICY = Attribute("smetric.shadow.policy", "string", "", "The policies in shadow, separated by commas.")
-SHADOW_INSTANCE = Attribute("smetric.shadow.instance.id", "string", "", "What each of them would have chosen.")
-SHADOW_AGREES = Attribute("smetric.shadow.agrees", "bool", "", "Whether all of them would have chosen the same.")
+HOLD_REASON = Attribute("smetric.hold.reason", f"What it waited for: {', '.join(HOLD_REASONS)}; on the `hold` span.")
+ORIGIN = Attribute("smetric.decision.origin", f"Where the decision comes from: {', '.join(ORIGINS)}.")
+ROUTE = Attribute("smetric.route", "Which entry of `routes` the request fell under; `default` for none.")
+ARM = Attribute("smetric.arm", "`control` or `canary`, where the route has a canary.")
+SHADOW_POLICY = Attribute("smetric.shadow.policy", "The policies in shadow, separated by commas.")
+SHADOW_INSTANCE = Attribute("smetric.shadow.instance.id", "What each of them would have chosen.")
+SHADOW_AGREES = Attribute("smetric.shadow.agrees", "Whether all of them would have chosen the same.", "bool")
 SHADOW_REGRET = Attribute(
-    "smetric.shadow.regret", "double", "", "How much worse they find what was chosen, 0..1; the largest."
+    "smetric.shadow.regret", "How much worse they find what was chosen, 0..1; the largest.", "double"
 )
 SHADOW_DIVERGED = Attribute(
-    "smetric.shadow.session_diverged", "bool", "", "One of them chose otherwise before in this conversation."
+    "smetric.shadow.session_diverged", "One of them chose otherwise before in this conversation.", "bool"
 )
-POLICY_NAME = Attribute("smetric.policy.name", "string", "", "Name of the acting policy.")
-POLICY_HASH = Attribute("smetric.policy.hash", "string", "", "First 12 hex digits of the SHA-256 of its source.")
-POLICY_SOURCE = Attribute("smetric.policy.source", "string", "", "Its file's name, without the folder.")
-POLICY_GENERATION = Attribute("smetric.policy.generation", "int", "", "1 for the policy loaded at start, +1 a change.")
-POLICY_ORIGIN = Attribute(
-    "smetric.policy.origin", "string", "", "How it came to act: `start`, `file`, `rollback`, `guardrail`."
-)
-POLICY_PARAMS = Attribute(
-    "smetric.policy.params", "string", "", "Its parameters' values, `*` where configuration set one."
-)
-RULE = Attribute("smetric.rule", "string", "", "Label of the rule that fired.")
-GUARD_FAILED = Attribute("smetric.guard.failed", "string", "", "Guards that failed on the way, in order.")
-CURSOR = Attribute("smetric.cursor", "string", "", "Cursors the decision advances: pick=instance.")
-SEED = Attribute("smetric.seed", "int", "", "Seed of the decision's random draws.")
-INSTANCE_ID = Attribute("smetric.instance.id", "string", "", "The chosen instance.")
-INSTANCE_RANK = Attribute("smetric.instance.rank", "int", "", "0 for the first choice, 1 after a retry.")
-RUNNER_UP = Attribute("smetric.instance.runner_up", "string", "", "The best of the others by score.")
+POLICY_NAME = Attribute("smetric.policy.name", "Name of the acting policy.")
+POLICY_HASH = Attribute("smetric.policy.hash", "First 12 hex digits of the SHA-256 of its source.")
+POLICY_SOURCE = Attribute("smetric.policy.source", "Its file's name, without the folder.")
+POLICY_GENERATION = Attribute("smetric.policy.generation", "1 for the policy loaded at start, +1 a change.", "int")
+POLICY_ORIGIN = Attribute("smetric.policy.origin", "How it came to act: `start`, `file`, `rollback`, `guardrail`.")
+POLICY_PARAMS = Attribute("smetric.policy.params", "Its parameters' values, `*` where configuration set one.")
+RULE = Attribute("smetric.rule", "Label of the rule that fired.")
+GUARD_FAILED = Attribute("smetric.guard.failed", "Guards that failed on the way, in order.")
+CURSOR = Attribute("smetric.cursor", "Cursors the decision advances: pick=instance.")
+SEED = Attribute("smetric.seed", "Seed of the decision's random draws.", "int")
+INSTANCE_ID = Attribute("smetric.instance.id", "The chosen instance.")
+INSTANCE_RANK = Attribute("smetric.instance.rank", "0 for the first choice, 1 after a retry.", "int")
+RUNNER_UP = Attribute("smetric.instance.runner_up", "The best of the others by score.")
 MIGRATED_FROM = Attribute(
     "smetric.migration.from",
-    "string",
-    "",
     "Set where a later turn went elsewhere: the instance with most of its prompt, else the one of the last turn.",
 )
 MIGRATION_GUARD = Attribute(
     "smetric.migration.guard",
-    "string",
-    "",
     f"What took it away: a guard, a filter, `{LEFT_OUT}` (it was no candidate) or `{NOT_PICKED}`.",
 )
 MIGRATION_TOKENS = Attribute(
-    "smetric.migration.left_tokens", "int", "tokens", "Prompt tokens left behind there, where that is known."
+    "smetric.migration.left_tokens", "Prompt tokens left behind there, where that is known.", "int", "tokens"
 )
 FORECAST_TTFT = Attribute(
-    "smetric.forecast.ttft", "double", "s", "Time to first token that was expected of the chosen instance."
+    "smetric.forecast.ttft", "Time to first token that was expected of the chosen instance.", "double", "s"
 )
 FORECAST_OTHER = Attribute(
-    "smetric.forecast.other", "string", "", "The instance it is compared with: the one a migration left, else the next."
+    "smetric.forecast.other", "The instance it is compared with: the one a migration left, else the next."
 )
-FORECAST_OTHER_TTFT = Attribute("smetric.forecast.other_ttft", "double", "s", "The same of that one.")
-CANDIDATES = Attribute("smetric.candidate.count", "int", "", "Instances configured.")
-ELIGIBLE = Attribute("smetric.candidate.eligible_count", "int", "", "Instances the policy was given.")
-FILTERED = Attribute("smetric.candidate.filtered_count", "int", "", "Of those, how many its filters left out.")
-TIED = Attribute("smetric.candidate.tied_count", "int", "", "How many shared the best score.")
+FORECAST_OTHER_TTFT = Attribute("smetric.forecast.other_ttft", "The same of that one.", "double", "s")
+CANDIDATES = Attribute("smetric.candidate.count", "Instances configured.", "int")
+ELIGIBLE = Attribute("smetric.candidate.eligible_count", "Instances the policy was given.", "int")
+FILTERED = Attribute("smetric.candidate.filtered_count", "Of those, how many its filters left out.", "int")
+TIED = Attribute("smetric.candidate.tied_count", "How many shared the best score.", "int")
 FILTER_REASONS = Attribute(
-    "smetric.candidate.filter_reasons", "string", "", "Why the others were not given, e.g. `draining=1 model=3`."
+    "smetric.candidate.filter_reasons", "Why the others were not given, e.g. `draining=1 model=3`."
 )
-CANDIDATES_JSON = Attribute("smetric.candidates.json", "string", "", "The foremost candidates as JSON rows, < 2 kB.")
-SCORE_CHOSEN = Attribute("smetric.score.chosen", "double", "", "Score of the chosen instance.")
-SCORE_RUNNER_UP = Attribute("smetric.score.runner_up", "double", "", "Best score among the others.")
-SCORE_MARGIN = Attribute("smetric.score.margin", "double", "", "Distance between these two.")
-SCORE_WORST = Attribute("smetric.score.worst", "double", "", "Worst score.")
-SCORE_DIRECTION = Attribute("smetric.score.direction", "string", "", "Which end wins: `min` or `max`.")
-PROMPT_TOKENS = Attribute("smetric.prompt.tokens", "int", "tokens", "Prompt length the policy saw.")
-PROMPT_SOURCE = Attribute("smetric.prompt.tokens_source", "string", "", "How it is known: `exact` or `estimated`.")
-HIT_TOKENS = Attribute("smetric.prefix.hit_tokens", "int", "tokens", "Prompt tokens believed cached there.")
-HIT_RATIO = Attribute("smetric.prefix.hit_ratio", "double", "", "The same as a share of the prompt.")
+CANDIDATES_JSON = Attribute("smetric.candidates.json", "The foremost candidates as JSON rows, < 2 kB.")
+SCORE_CHOSEN = Attribute("smetric.score.chosen", "Score of the chosen instance.", "double")
+SCORE_RUNNER_UP = Attribute("smetric.score.runner_up", "Best score among the others.", "double")
+SCORE_MARGIN = Attribute("smetric.score.margin", "Distance between these two.", "double")
+SCORE_WORST = Attribute("smetric.score.worst", "Worst score.", "double")
+SCORE_DIRECTION = Attribute("smetric.score.direction", "Which end wins: `min` or `max`.")
+PROMPT_TOKENS = Attribute("smetric.prompt.tokens", "Prompt length the policy saw.", "int", "tokens")
+PROMPT_SOURCE = Attribute("smetric.prompt.tokens_source", "How it is known: `exact` or `estimated`.")
+HIT_TOKENS = Attribute("smetric.prefix.hit_tokens", "Prompt tokens believed cached there.", "int", "tokens")
+HIT_RATIO = Attribute("smetric.prefix.hit_ratio", "The same as a share of the prompt.", "double")
 HIT_SOURCE = Attribute(
-    "smetric.prefix.source",
-    "string",
-    "",
-    "Who said so, tier included where there are several: `prefix_index`, `lmcache:host`.",
+    "smetric.prefix.source", "Who said so, tier included where there are several: `prefix_index`, `lmcache:host`."
 )
 ACTUAL_HIT_TOKENS = Attribute(
-    "smetric.prefix.actual_hit_tokens", "int", "tokens", "Prompt tokens the instance says it had cached."
+    "smetric.prefix.actual_hit_tokens", "Prompt tokens the instance says it had cached.", "int", "tokens"
 )
-TURN = Attribute("smetric.request.turn", "int", "", "Turns of the session before this request; 0 for the first.")
-EST_HIT = Attribute("smetric.request.est_hit", "int", "tokens", "Length of the history the request carries.")
-SESSION_HASH = Attribute("smetric.session.id_hash", "string", "", "Keyed hash of the session id; the id never shows.")
-MAX_AGE = Attribute("smetric.telemetry.max_age", "double", "s", "Age of the oldest measured value in the snapshot.")
-CHOSEN_AGE = Attribute("smetric.telemetry.chosen_age", "double", "s", "The same of the chosen instance.")
-LOAD_REQUESTS = Attribute("smetric.load.requests", "double", "requests", "Requests on the chosen, as the policy saw.")
-LOAD_RUNNING = Attribute("smetric.load.running", "double", "requests", "Running there, where the policy read it.")
-LOAD_WAITING = Attribute("smetric.load.waiting", "double", "requests", "Waiting there, where the policy read it.")
-LOAD_KV_USAGE = Attribute("smetric.load.kv_usage", "double", "", "Share of KV blocks in use there, where it read it.")
-ATTEMPT = Attribute("smetric.upstream.attempt", "int", "", "1 for the first attempt of a request.")
-RESULT = Attribute("smetric.upstream.result", "string", "", f"How the attempt ended: {', '.join(RESULTS)}.")
+TURN = Attribute("smetric.request.turn", "Turns of the session before this request; 0 for the first.", "int")
+EST_HIT = Attribute("smetric.request.est_hit", "Length of the history the request carries.", "int", "tokens")
+SESSION_HASH = Attribute("smetric.session.id_hash", "Keyed hash of the session id; the id never shows.")
+MAX_AGE = Attribute("smetric.telemetry.max_age", "Age of the oldest measured value in the snapshot.", "double", "s")
+CHOSEN_AGE = Attribute("smetric.telemetry.chosen_age", "The same of the chosen instance.", "double", "s")
+LOAD_REQUESTS = Attribute("smetric.load.requests", "Requests on the chosen, as the policy saw.", "double", "requests")
+LOAD_RUNNING = Attribute("smetric.load.running", "Running there, where the policy read it.", "double", "requests")
+LOAD_WAITING = Attribute("smetric.load.waiting", "Waiting there, where the policy read it.", "double", "requests")
+LOAD_KV_USAGE = Attribute("smetric.load.kv_usage", "Share of KV blocks in use there, where it read it.", "double")
+ATTEMPT = Attribute("smetric.upstream.attempt", "1 for the first attempt of a request.", "int")
+RESULT = Attribute("smetric.upstream.result", f"How the attempt ended: {', '.join(RESULTS)}.")
 GAVE_UP = Attribute(
     "smetric.upstream.gave_up",
-    "string",
-    "",
     f"On the request's own span: what kept it from being tried elsewhere, {', '.join(NOT_RETRIED)}.",
 )
 
-HTTP_METHOD = Attribute("http.request.method", "string", "", "The method; `_OTHER` when it is not a known one.")
-HTTP_ROUTE = Attribute("http.route", "string", "", "The matched route template.")
-HTTP_STATUS = Attribute("http.response.status_code", "int", "", "The status answered.")
-HTTP_RESEND = Attribute("http.request.resend_count", "int", "", "Attempts before this one.")
-URL_PATH = Attribute("url.path", "string", "", "The path, bounded, without the query.")
-URL_SCHEME = Attribute("url.scheme", "string", "", "`http` or `https`.")
-URL_FULL = Attribute("url.full", "string", "", "Where the attempt went, without a query.")
-SERVER_ADDRESS = Attribute("server.address", "string", "", "Address the connection was made to.")
-SERVER_PORT = Attribute("server.port", "int", "", "Port the connection was made to.")
-CLIENT_ADDRESS = Attribute("client.address", "string", "", "Address of the peer.")
-PROTOCOL_VERSION = Attribute("network.protocol.version", "string", "", "HTTP version: `1.1`, `2`.")
-ERROR_TYPE = Attribute("error.type", "string", "", "What went wrong, from a closed list or the status.")
+HTTP_METHOD = Attribute("http.request.method", "The method; `_OTHER` when it is not a known one.")
+HTTP_ROUTE = Attribute("http.route", "The matched route template.")
+HTTP_STATUS = Attribute("http.response.status_code", "The status answered.", "int")
+HTTP_RESEND = Attribute("http.request.resend_count", "Attempts before this one.", "int")
+URL_PATH = Attribute("url.path", "The path, bounded, without the query.")
+URL_SCHEME = Attribute("url.scheme", "`http` or `https`.")
+URL_FULL = Attribute("url.full", "Where the attempt went, without a query.")
+SERVER_ADDRESS = Attribute("server.address", "Address the connection was made to.")
+SERVER_PORT = Attribute("server.port", "Port the connection was made to.", "int")
+CLIENT_ADDRESS = Attribute("client.address", "Address of the peer.")
+PROTOCOL_VERSION = Attribute("network.protocol.version", "HTTP version: `1.1`, `2`.")
+ERROR_TYPE = Attribute("error.type", "What went wrong, from a closed list or the status.")
 
 GEN_AI_OPERATION = Attribute(
-    "gen_ai.operation.name",
-    "string",
-    "",
-    "`chat`, `text_completion`, else the path after `/v1/`: `embeddings`, `rerank`.",
+    "gen_ai.operation.name", "`chat`, `text_completion`, else the path after `/v1/`: `embeddings`, `rerank`."
 )
-GEN_AI_PROVIDER = Attribute("gen_ai.provider.name", "string", "", "`vllm`.")
-GEN_AI_MODEL = Attribute("gen_ai.request.model", "string", "", "The model asked for, bounded.")
-GEN_AI_STREAM = Attribute("gen_ai.request.stream", "bool", "", "Whether the answer is streamed.")
+GEN_AI_PROVIDER = Attribute("gen_ai.provider.name", "`vllm`.")
+GEN_AI_MODEL = Attribute("gen_ai.request.model", "The model asked for, bounded.")
+GEN_AI_STREAM = Attribute("gen_ai.request.stream", "Whether the answer is streamed.", "bool")
 GEN_AI_TTFC = Attribute(
-    "gen_ai.response.time_to_first_chunk", "double", "s", "From sending the attempt to its first body byte."
+    "gen_ai.response.time_to_first_chunk", "From sending the attempt to its first body byte.", "double", "s"
 )
 GEN_AI_FINISH = Attribute(
-    "gen_ai.response.finish_reasons", "string[]", "", "Why the instance ended its answer: `stop`, `length`, …."
+    "gen_ai.response.finish_reasons", "Why the instance ended its answer: `stop`, `length`, ….", "string[]"
 )
-GEN_AI_INPUT = Attribute("gen_ai.usage.input_tokens", "int", "tokens", "Prompt tokens the instance counted.")
-GEN_AI_OUTPUT = Attribute("gen_ai.usage.output_tokens", "int", "tokens", "Tokens it generated.")
-GEN_AI_CACHED = Attribute("gen_ai.usage.cache_read.input_tokens", "int", "tokens", "Prompt tokens from its cache.")
+GEN_AI_INPUT = Attribute("gen_ai.usage.input_tokens", "Prompt tokens the instance counted.", "int", "tokens")
+GEN_AI_OUTPUT = Attribute("gen_ai.usage.output_tokens", "Tokens it generated.", "int", "tokens")
+GEN_AI_CACHED = Attribute("gen_ai.usage.cache_read.input_tokens", "Prompt tokens from its cache.", "int", "tokens")
 
-UI_KIND = Attribute("openinference.span.kind", "string", "", "`CHAIN`; a hint for tracing UIs.")
-UI_INPUT = Attribute("input.value", "string", "", "The request's numbers as JSON; never its text.")
-UI_INPUT_TYPE = Attribute("input.mime_type", "string", "", "`application/json`.")
-UI_OUTPUT = Attribute("output.value", "string", "", "Summary, blank line, table of the foremost candidates, < 2 kB.")
-UI_OUTPUT_TYPE = Attribute("output.mime_type", "string", "", "`text/plain`.")
-UI_SESSION = Attribute("session.id", "string", "", "The session's keyed hash again, under the name UIs group by.")
+UI_KIND = Attribute("openinference.span.kind", "`CHAIN`; a hint for tracing UIs.")
+UI_INPUT = Attribute("input.value", "The request's numbers as JSON; never its text.")
+UI_INPUT_TYPE = Attribute("input.mime_type", "`application/json`.")
+UI_OUTPUT = Attribute("output.value", "Summary, blank line, table of the foremost candidates, < 2 kB.")
+UI_OUTPUT_TYPE = Attribute("output.mime_type", "`text/plain`.")
+UI_SESSION = Attribute("session.id", "The session's keyed hash again, under the name UIs group by.")

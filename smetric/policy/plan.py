@@ -134,20 +134,16 @@ class Pick(Term):
     thens: tuple[Term, ...]
     site: int
 
-    @property
-    def family(self) -> Family:
-        """PICK if ties are drawn, ROTATION if they rotate, LOTTERY if any candidate may be drawn."""
-        return self.builtin.family
+    #: PICK if ties are drawn, ROTATION if they rotate, LOTTERY if any candidate may be drawn.
+    family: Family = field(init=False)
+    #: Ties are taken in rotation.
+    rotates: bool = field(init=False)
+    #: `min` or `max`: whether a low or a high value wins.
+    direction: str = field(init=False)
 
-    @property
-    def rotates(self) -> bool:
-        """Whether ties are taken in rotation."""
-        return self.builtin.family is Family.ROTATION
-
-    @property
-    def direction(self) -> str:
-        """`min` or `max`: whether a low or a high value wins."""
-        return self.builtin.direction
+    def __post_init__(self) -> None:
+        self.family, self.direction = self.builtin.family, self.builtin.direction
+        self.rotates = self.family is Family.ROTATION
 
 
 @dataclass(slots=True, eq=False)
@@ -201,10 +197,9 @@ class StatementKind(enum.Enum):
     REJECT = "reject"
     HOLD = "hold"
 
-    @property
-    def is_filter(self) -> bool:
-        """Whether it narrows the candidates."""
-        return self in (StatementKind.KEEP, StatementKind.PREFER)
+    def __init__(self, word: str) -> None:
+        #: Whether it narrows the candidates.
+        self.is_filter = word in ("keep", "prefer")
 
 
 class Outcome(enum.Enum):

@@ -335,7 +335,7 @@ class Delivery:
         if status == 200 and record.is_inference and not lease.is_past:
             context.router.settled(request, lease.instance, usage)
             context.caches.answered(record, usage, self.scope["headers"])
-        reason = observer.finish_reason() if self.attempt.is_recorded and status == 200 else ""
+        reason = observer.finish_reason() if self.attempt.span is not None and status == 200 else ""
         self.attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage, finish_reason=reason)
         self.exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage)
 

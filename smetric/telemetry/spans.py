@@ -44,7 +44,7 @@ from smetric.fleet.exchange import Attempt, Exchange, Headers, Listener
 from smetric.fleet.record import CLIENT_TEXT_MAX, DecisionRecord, Shadowed, safe
 from smetric.http.addresses import port_of
 from smetric.policy.types import exact
-from smetric.request.request import Api
+from smetric.request.request import Api, Usage
 from smetric.telemetry import decision_text
 from smetric.telemetry.decision_text import LIMIT
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from smetric.request.request import InferenceRequest
 
 #: Attributes by which a request is sampled.
-_OUTCOME, _MIGRATED, _FAILED = names.OUTCOME.name, names.MIGRATED_FROM.name, names.ERROR_TYPE.name
+_OUTCOME, _MIGRATED, _FAILED = names.OUTCOME, names.MIGRATED_FROM, names.ERROR_TYPE
 _NOWHERE = Context()
 _RANDOM = 2  # the flag of W3C Trace Context level 2 for a random trace id
 _NAME = itemgetter(0)
@@ -255,12 +255,11 @@ class Spans(Listener):
         """Continue the trace of a trusted caller, or begin one."""
         if not exchange.is_routed:
             return
-        trace = exchange.trace = _Trace()
-        headers = exchange.scope["headers"]
+        trace, headers = _Trace(), exchange.scope["headers"]
         if not self._wanted.isdisjoint(map(_NAME, headers)):
             self._extract(trace, headers, exchange.trusted)
         trace.id = trace.id or self._ids.generate_trace_id()
-        exchange.trace_id = f"{trace.id:032x}"
+        exchange.trace, exchange.trace_id = trace, f"{trace.id:032x}"
 
     def _extract(self, trace: _Trace, headers: Headers, trusted: bool) -> None:
         if trusted and self._baggage is not None:
@@ -287,7 +286,7 @@ class Spans(Listener):
     def _sample(self, exchange: Exchange, trace: _Trace, record: DecisionRecord | None, error: str = "") -> None:
         """Ask the sampler about a request, by its decision and what went wrong; begin the trace if it is kept."""
         about = of_request(exchange.scope, exchange.route)
-        trace.name = f"{about[names.HTTP_METHOD.name]} {exchange.route}"
+        trace.name = f"{about[names.HTTP_METHOD]} {exchange.route}"
         if record is not None:
             about[_OUTCOME] = record.outcome
             if record.migration is not None:
@@ -335,37 +334,83 @@ class Spans(Listener):
         trace: _Trace | None = exchange.trace
         if trace is None:
             return
-        record, failed = exchange.record, exchange.has_failed
+        record, failed = exchange.record, exchange.failed
         error = exchange.error_type or (str(exchange.status) if failed else "")
         if trace.server is None and (failed or record is None):
             # An overloaded router refuses many: these are the ordinary case, and spans of them are more load.
             is_odd = failed and (record is not None or error != names.OVERLOADED)
             self._sample(exchange, trace, record, error if is_odd else "")
-        server = trace.server
+        server, about = trace.server, trace.about
         if server is None:
             return
-        about = trace.about
+        spans: list[LateSpan] = []
         for one, configured, left_out in trace.routes:
-            about |= self._make_route(trace, one, configured, left_out)
+            about |= self._add_route(spans, trace, one, configured, left_out)
         for attempt in exchange.attempts:
             if attempt.span is not None:
-                self._make_attempt(exchange, trace, attempt)
-        about[names.HTTP_STATUS.name] = exchange.status
+                self._add_attempt(spans, trace, exchange, attempt)
+        about[names.HTTP_STATUS] = exchange.status
         if error:
             about[_FAILED] = error
         if exchange.gave_up:
-            about[names.GAVE_UP.name] = exchange.gave_up
-        end_ns = exchange.arrival_ns + int(exchange.duration_s * 1e9)
-        kind, start_ns = SpanKind.SERVER, exchange.arrival_ns
-        self._make(trace.name, server, trace.context, trace.parent, kind, about, start_ns, end_ns, failed, trace.links)
+            about[names.GAVE_UP] = exchange.gave_up
+        times = exchange.arrival_ns, exchange.arrival_ns + int(exchange.duration_s * 1e9)
+        last = self._span(trace.name, server, trace.parent, SpanKind.SERVER, about, *times, failed, trace.links)
+        for span in (*spans, last):
+            self._processor.on_start(span, trace.context if span is last else trace.inside)  # type: ignore[arg-type]
+            if self._limits is not None:
+                span.bound(*self._limits)
+            self._processor.on_end(span)
         if self._has_exemplars:
             exchange.exemplar = {"trace_id": exchange.trace_id}
 
-    def _make(
+    def _add_route(
+        self, spans: list[LateSpan], trace: _Trace, record: DecisionRecord, configured: int, left_out: str
+    ) -> dict[str, Any]:
+        """Add the spans of a decision, and return what the SERVER span repeats: UIs list it and open it first."""
+        top, limit, ui_hints = self._top, self._limit, self._ui_hints
+        about = of_decision(
+            record,
+            configured=configured,
+            left_out=left_out,
+            top=top,
+            limit=limit,
+            ui_hints=ui_hints,
+            salt=self._salt,
+        )
+        started_ns = record.time_ns - int(record.evaluate_s * 1e9)
+        made: list[tuple[str, dict[str, Any], int, int]] = []
+        if record.held_s:
+            held_ns = int(record.held_s * 1e9)
+            made.append(("hold", of_hold(record, ui_hints), started_ns - held_ns, started_ns))
+        made.append((f"route {record.policy.name}", about, started_ns, record.time_ns))
+        for one in record.shadowed:
+            shadow = of_shadow(one, top=top, limit=limit, ui_hints=ui_hints)
+            end_ns = record.time_ns + int(one.evaluate_s * 1e9)
+            made.append((f"shadow {one.policy.name}", shadow, record.time_ns, end_ns))
+        for name, what, start_ns, end_ns in made:
+            ids = self._below(trace)
+            spans.append(self._span(name, ids, trace.server, SpanKind.INTERNAL, what, start_ns, end_ns))
+        return {name: about[name] for name in _REPEATED if name in about}
+
+    def _add_attempt(self, spans: list[LateSpan], trace: _Trace, exchange: Exchange, attempt: Attempt) -> None:
+        """Add the span of an attempt."""
+        name = f"{operation_of(attempt.record.request, exchange.route)} {exchange.model}".rstrip()
+        about, failed = of_attempt(attempt, exchange.scope["method"], exchange.route)
+        start_ns = exchange.arrival_ns + int((attempt.started - exchange.started) * 1e9)
+        end_ns = exchange.arrival_ns + int(attempt.ended_s * 1e9)
+        spans.append(self._span(name, attempt.span, trace.server, SpanKind.CLIENT, about, start_ns, end_ns, failed))
+
+    def _below(self, trace: _Trace) -> SpanContext:
+        """Return new ids below the SERVER span."""
+        server = trace.server
+        assert server is not None
+        return SpanContext(trace.id, self._ids.generate_span_id(), False, server.trace_flags, server.trace_state)
+
+    def _span(
         self,
         name: str,
         ids: SpanContext,
-        context: Context,
         parent: SpanContext | None,
         kind: SpanKind,
         about: dict[str, Any],
@@ -373,9 +418,8 @@ class Spans(Listener):
         end_ns: int,
         failed: bool = False,
         links: Sequence[Link] = (),
-    ) -> None:
-        """Hand a span to the processors; *context* is that of its *parent*."""
-        span = LateSpan(
+    ) -> LateSpan:
+        return LateSpan(
             about,
             name=name,
             context=ids,
@@ -388,50 +432,6 @@ class Spans(Listener):
             end_time=max(start_ns, end_ns),
             instrumentation_scope=self._scope,
         )
-        self._processor.on_start(span, context)  # type: ignore[arg-type]
-        if self._limits is not None:
-            span.bound(*self._limits)
-        self._processor.on_end(span)
-
-    def _make_inside(self, trace: _Trace, name: str, about: dict[str, Any], start_ns: int, end_ns: int) -> None:
-        """Make an INTERNAL span below the SERVER span."""
-        self._make(name, self._below(trace), trace.inside, trace.server, SpanKind.INTERNAL, about, start_ns, end_ns)
-
-    def _below(self, trace: _Trace) -> SpanContext:
-        """Return new ids below the SERVER span."""
-        server = trace.server
-        assert server is not None
-        return SpanContext(trace.id, self._ids.generate_span_id(), False, server.trace_flags, server.trace_state)
-
-    def _make_route(self, trace: _Trace, record: DecisionRecord, configured: int, left_out: str) -> dict[str, Any]:
-        """Make the spans of a decision, and return what the SERVER span repeats: UIs list it and open it first."""
-        about = of_decision(
-            record,
-            configured=configured,
-            left_out=left_out,
-            top=self._top,
-            limit=self._limit,
-            ui_hints=self._ui_hints,
-            salt=self._salt,
-        )
-        start_ns = record.time_ns - int(record.evaluate_s * 1e9)
-        if record.held_s:
-            held = of_hold(record, self._ui_hints)
-            self._make_inside(trace, "hold", held, start_ns - int(record.held_s * 1e9), start_ns)
-        self._make_inside(trace, f"route {record.policy.name}", about, start_ns, record.time_ns)
-        for one in record.shadowed:
-            shadow = of_shadow(one, top=self._top, limit=self._limit, ui_hints=self._ui_hints)
-            end_ns = record.time_ns + int(one.evaluate_s * 1e9)
-            self._make_inside(trace, f"shadow {one.policy.name}", shadow, record.time_ns, end_ns)
-        return {name: about[name] for name in _REPEATED if name in about}
-
-    def _make_attempt(self, exchange: Exchange, trace: _Trace, attempt: Attempt) -> None:
-        name = f"{operation_of(attempt.record.request, exchange.route)} {exchange.model}".rstrip()
-        about, failed = of_attempt(attempt, exchange.scope["method"], exchange.route)
-        start_ns = exchange.arrival_ns + int((attempt.started - exchange.started) * 1e9)
-        end_ns = exchange.arrival_ns + int(attempt.ended_s * 1e9)
-        kind = SpanKind.CLIENT
-        self._make(name, attempt.span, trace.inside, trace.server, kind, about, start_ns, end_ns, failed)
 
 
 #: Attributes of a decision that the SERVER span repeats.
@@ -450,30 +450,28 @@ _OPERATIONS = {
     Api.RESPONSES: "chat",
 }
 _LOADS = {
-    "requests": names.LOAD_REQUESTS.name,
-    "running": names.LOAD_RUNNING.name,
-    "waiting": names.LOAD_WAITING.name,
-    "kv_usage": names.LOAD_KV_USAGE.name,
+    "requests": names.LOAD_REQUESTS,
+    "running": names.LOAD_RUNNING,
+    "waiting": names.LOAD_WAITING,
+    "kv_usage": names.LOAD_KV_USAGE,
 }
 
 
 def of_request(scope: Mapping[str, Any], route: str) -> dict[str, Any]:
     """Return the HTTP attributes of a SERVER span, from an ASGI scope."""
-    result: dict[str, Any] = {
-        names.HTTP_METHOD.name: _method(scope["method"]),
-        names.HTTP_ROUTE.name: route,
-        names.URL_PATH.name: safe(scope["path"]),
-        names.URL_SCHEME.name: scope.get("scheme", "http"),
-        names.PROTOCOL_VERSION.name: scope.get("http_version", "1.1"),
-    }
-    client, server = scope.get("client"), scope.get("server")
-    if client:
-        result[names.CLIENT_ADDRESS.name] = client[0]
-    if server:
-        result[names.SERVER_ADDRESS.name] = server[0]
-        if server[1] is not None:
-            result[names.SERVER_PORT.name] = server[1]
-    return result
+    client, server = scope.get("client") or (None,), scope.get("server") or (None, None)
+    return _finished(
+        {
+            names.HTTP_METHOD: _method(scope["method"]),
+            names.HTTP_ROUTE: route,
+            names.URL_PATH: safe(scope["path"]),
+            names.URL_SCHEME: scope.get("scheme", "http"),
+            names.PROTOCOL_VERSION: scope.get("http_version", "1.1"),
+            names.CLIENT_ADDRESS: client[0],
+            names.SERVER_ADDRESS: server[0],
+            names.SERVER_PORT: server[1],
+        }
+    )
 
 
 def _method(method: str) -> str:
@@ -487,46 +485,36 @@ def operation_of(request: InferenceRequest, route: str) -> str:
 
 def of_attempt(attempt: Attempt, method: str, route: str) -> tuple[dict[str, Any], bool]:
     """Return the attributes of a CLIENT span, and whether the attempt has failed."""
-    record, status, usage = attempt.record, attempt.status, attempt.usage
+    record, status, usage = attempt.record, attempt.status, attempt.usage or Usage()
     request, instance = record.request, record.instance
     assert instance is not None
     parts = urlsplit(instance.url)
-    result: dict[str, Any] = {
-        names.HTTP_METHOD.name: _method(method),
-        names.URL_FULL.name: instance.url + safe(attempt.path),
-        names.SERVER_ADDRESS.name: parts.hostname or "",
-        names.SERVER_PORT.name: port_of(parts),
-        names.INSTANCE_ID.name: instance.id,
-        names.DECISION_ID.name: record.id,
-        names.ATTEMPT.name: attempt.number,
-        names.GEN_AI_OPERATION.name: operation_of(request, route),
-        names.GEN_AI_PROVIDER.name: "vllm",
-        names.GEN_AI_MODEL.name: safe(request.model),
-        names.GEN_AI_STREAM.name: request.stream,
-        names.RESULT.name: attempt.result,
-    }
-    if record.hit is not None:
-        result[names.HIT_TOKENS.name] = record.hit[0]
-    if attempt.number > 1:
-        result[names.HTTP_RESEND.name] = attempt.number - 1
-    if status is not None:
-        result[names.HTTP_STATUS.name] = status
-    if record.ttfc_s is not None:
-        result[names.GEN_AI_TTFC.name] = record.ttfc_s
-    if attempt.finish_reason:
-        result[names.GEN_AI_FINISH.name] = [attempt.finish_reason]
-    if usage is not None:
-        counts = (
-            (names.GEN_AI_INPUT.name, usage.prompt_tokens),
-            (names.GEN_AI_OUTPUT.name, usage.completion_tokens),
-            (names.GEN_AI_CACHED.name, usage.cached_tokens),
-            (names.ACTUAL_HIT_TOKENS.name, usage.cached_tokens),
-        )
-        result.update((name, count) for name, count in counts if count is not None)
     failed = attempt.result not in (names.OK, names.ABORTED) or (status is not None and status >= 400)
-    if failed:
-        result[names.ERROR_TYPE.name] = str(status) if attempt.result == names.OK else attempt.result
-    return result, failed
+    about: dict[str, Any] = {
+        names.HTTP_METHOD: _method(method),
+        names.HTTP_STATUS: status,
+        names.HTTP_RESEND: attempt.number - 1 or None,
+        names.URL_FULL: instance.url + safe(attempt.path),
+        names.SERVER_ADDRESS: parts.hostname or "",
+        names.SERVER_PORT: port_of(parts),
+        names.INSTANCE_ID: instance.id,
+        names.DECISION_ID: record.id,
+        names.ATTEMPT: attempt.number,
+        names.RESULT: attempt.result,
+        names.ERROR_TYPE: (str(status) if attempt.result == names.OK else attempt.result) if failed else None,
+        names.HIT_TOKENS: record.hit[0] if record.hit is not None else None,
+        names.ACTUAL_HIT_TOKENS: usage.cached_tokens,
+        names.GEN_AI_OPERATION: operation_of(request, route),
+        names.GEN_AI_PROVIDER: "vllm",
+        names.GEN_AI_MODEL: safe(request.model),
+        names.GEN_AI_STREAM: request.stream,
+        names.GEN_AI_TTFC: record.ttfc_s,
+        names.GEN_AI_FINISH: [attempt.finish_reason] if attempt.finish_reason else None,
+        names.GEN_AI_INPUT: usage.prompt_tokens,
+        names.GEN_AI_OUTPUT: usage.completion_tokens,
+        names.GEN_AI_CACHED: usage.cached_tokens,
+    }
+    return _finished(about), failed
 
 
 def of_decision(
@@ -544,99 +532,86 @@ def of_decision(
         salt: key of the session hash.
     """
     request, policy, decision = record.request, record.policy, record.decision
-    result: dict[str, Any] = {
-        names.DECISION_ID.name: record.id,
-        names.OUTCOME.name: record.outcome,
-        names.REASON.name: record.reason,
-        names.DURATION.name: record.evaluate_s,
-        names.LOOKUP_DURATION.name: record.lookup_s,
-        names.POLICY_NAME.name: policy.name,
-        names.POLICY_HASH.name: policy.digest,
-        names.POLICY_SOURCE.name: policy.path.rpartition("/")[2],
-        names.POLICY_GENERATION.name: record.generation,
-        names.POLICY_ORIGIN.name: str(record.policy_origin),  # a member of its enumeration
-        names.POLICY_PARAMS.name: params_of(policy),
-        names.ORIGIN.name: record.origin,
-        names.ROUTE.name: record.route,
-        names.CANDIDATES.name: configured,
-        names.INSTANCE_RANK.name: record.rank,
-        names.PROMPT_TOKENS.name: request.prompt_len,
-        names.PROMPT_SOURCE.name: record.tokens_source,
+    hit, source = record.hit or (None, "")
+    session = session_hash(request.session, salt) or None
+    summary = decision_text.summary_of(record)
+    about: dict[str, Any] = {
+        names.DECISION_ID: record.id,
+        names.OUTCOME: record.outcome,
+        names.REASON: record.reason,
+        names.SUMMARY: summary,
+        names.DURATION: record.evaluate_s,
+        names.LOOKUP_DURATION: record.lookup_s,
+        names.HOLD_DURATION: record.held_s or None,
+        names.POLICY_NAME: policy.name,
+        names.POLICY_HASH: policy.digest,
+        names.POLICY_SOURCE: policy.path.rpartition("/")[2],
+        names.POLICY_GENERATION: record.generation,
+        names.POLICY_ORIGIN: str(record.policy_origin),  # a member of its enumeration
+        names.POLICY_PARAMS: params_of(policy),
+        names.ORIGIN: record.origin,
+        names.ROUTE: record.route,
+        names.ARM: record.arm or None,
+        names.CANDIDATES: configured,
+        names.INSTANCE_ID: record.instance.id if record.instance is not None else None,
+        names.INSTANCE_RANK: record.rank,
+        names.TURN: request.turn,
+        names.EST_HIT: request.est_hit,
+        names.SESSION_HASH: session,
+        names.PROMPT_TOKENS: request.prompt_len,
+        names.PROMPT_SOURCE: record.tokens_source,
+        names.HIT_TOKENS: hit,
+        names.HIT_RATIO: None if hit is None else hit / request.prompt_len if request.prompt_len else 0.0,
+        names.HIT_SOURCE: source or None,
     }
-    if record.arm:
-        result[names.ARM.name] = record.arm
-    if record.held_s:
-        result[names.HOLD_DURATION.name] = record.held_s
-    if record.instance is not None:
-        result[names.INSTANCE_ID.name] = record.instance.id
-    if request.turn is not None:
-        result[names.TURN.name] = request.turn
-    if request.est_hit is not None:
-        result[names.EST_HIT.name] = request.est_hit
-    session = session_hash(request.session, salt)
-    if session:
-        result[names.SESSION_HASH.name] = session
+    text = summary
     if decision is not None:
-        if left_out:
-            result[names.FILTER_REASONS.name] = left_out
-        _add_decision(result, decision)
-        _add_ages(result, decision)
-        _add_outlook(result, record)
-        result |= of_shadows(record.shadowed)
-        result[names.CANDIDATES_JSON.name] = decision_text.as_json(decision, top, limit)
-    if record.hit is not None:
-        tokens, source = record.hit
-        result[names.HIT_TOKENS.name] = tokens
-        result[names.HIT_RATIO.name] = tokens / request.prompt_len if request.prompt_len else 0.0
-        if source:
-            result[names.HIT_SOURCE.name] = source
-    summary = result[names.SUMMARY.name] = decision_text.summary_of(record)
+        about[names.FILTER_REASONS] = left_out or None
+        about |= _of_outcome(decision)
+        about |= _of_snapshot(decision)
+        about |= _of_outlook(record)
+        about |= of_shadows(record.shadowed)
+        about[names.CANDIDATES_JSON] = decision_text.as_json(decision, top, limit)
+        if ui_hints:
+            text = decision_text.as_text(decision, summary, top, limit, decision_text.notes_of(record))
     if ui_hints:
         numbers = {"turn": request.turn, "prompt_len": request.prompt_len, "est_hit": request.est_hit}
-        result[names.UI_INPUT.name] = orjson.dumps(numbers).decode()
-        result[names.UI_INPUT_TYPE.name] = "application/json"
-        notes = decision_text.notes_of(record)
-        text = summary if decision is None else decision_text.as_text(decision, summary, top, limit, notes)
-        result |= _shown(text)
-        if session:
-            result[names.UI_SESSION.name] = session
-    return bounded(result)
+        about[names.UI_INPUT] = orjson.dumps(numbers).decode()
+        about[names.UI_INPUT_TYPE] = "application/json"
+        about[names.UI_SESSION] = session
+        about |= _shown(text)
+    return _finished(about)
 
 
-def _add_decision(result: dict[str, Any], decision: Decision) -> None:
-    """Add the rule that fired, what filters and guards left of the candidates, and the score."""
-    candidates = len(decision.snapshot.ids)
-    result[names.RULE.name] = decision.rule
-    result[names.ELIGIBLE.name] = candidates
-    if decision.survivors:
-        result[names.FILTERED.name] = candidates - len(decision.survivors[-1])
-    result[names.SEED.name] = decision.seed
+def _of_outcome(decision: Decision) -> dict[str, Any]:
+    """Return the rule that fired, what filters and guards left of the candidates, and the score."""
+    ids, score, chosen = decision.snapshot.ids, decision.score, decision.index
     failed = [label for _, guards in decision.guards for label, held in guards if held is False]
-    if failed:
-        result[names.GUARD_FAILED.name] = ", ".join(failed)[:CLIENT_TEXT_MAX]
-    if decision.cursors:
-        cursors = " ".join(f"{pick}={instance}" for pick, instance in decision.cursors.items())
-        result[names.CURSOR.name] = cursors[:CLIENT_TEXT_MAX]
-    score, chosen = decision.score, decision.index
-    if chosen < 0:
-        return
-    result[names.TIED.name] = decision.tied
-    if score is None:
-        return
-    lowest = decision.direction != "max"
-    values = [score[index] for index in decision.candidates]
-    result[names.SCORE_CHOSEN.name] = float(score[chosen])
-    result[names.SCORE_DIRECTION.name] = "min" if lowest else "max"
-    result[names.SCORE_WORST.name] = float(max(values) if lowest else min(values))
-    at = decision.runner_up_index
-    if at is not None:
-        result[names.RUNNER_UP.name] = decision.snapshot.ids[at]
-        result[names.SCORE_RUNNER_UP.name] = float(score[at])
-        result[names.SCORE_MARGIN.name] = float(abs(score[at] - score[chosen]))
+    cursors = " ".join(f"{pick}={instance}" for pick, instance in (decision.cursors or {}).items())
+    about: dict[str, Any] = {
+        names.RULE: decision.rule,
+        names.SEED: decision.seed,
+        names.ELIGIBLE: len(ids),
+        names.FILTERED: len(ids) - len(decision.survivors[-1]) if decision.survivors else None,
+        names.GUARD_FAILED: ", ".join(failed)[:CLIENT_TEXT_MAX] or None,
+        names.CURSOR: cursors[:CLIENT_TEXT_MAX] or None,
+        names.TIED: decision.tied if chosen >= 0 else None,
+    }
+    if chosen >= 0 and score is not None:
+        is_lowest, second = decision.direction != "max", decision.runner_up_index
+        values = [score[index] for index in decision.candidates]
+        about[names.SCORE_CHOSEN] = float(score[chosen])
+        about[names.SCORE_DIRECTION] = "min" if is_lowest else "max"
+        about[names.SCORE_WORST] = float(max(values) if is_lowest else min(values))
+        if second is not None:
+            about[names.RUNNER_UP] = ids[second]
+            about[names.SCORE_RUNNER_UP] = float(score[second])
+            about[names.SCORE_MARGIN] = float(abs(score[second] - score[chosen]))
+    return about
 
 
-def _add_ages(result: dict[str, Any], decision: Decision) -> None:
-    """Add the ages of what was measured, and the load of the chosen instance."""
+def _of_snapshot(decision: Decision) -> dict[str, Any]:
+    """Return the ages of what was measured, and the load of the chosen instance."""
     snapshot, index = decision.snapshot, decision.index
     oldest: list[float] = []
     of_chosen: list[float] = []
@@ -647,114 +622,109 @@ def _add_ages(result: dict[str, Any], decision: Decision) -> None:
             oldest.append(min(measured))
             if index >= 0 and (at := stamps[index]) is not None and (known is None or known[index]):
                 of_chosen.append(at)
-    if oldest:
-        result[names.MAX_AGE.name] = max(0.0, snapshot.now - min(oldest))
-    if of_chosen:
-        result[names.CHOSEN_AGE.name] = max(0.0, snapshot.now - min(of_chosen))
+    about: dict[str, Any] = {
+        names.MAX_AGE: max(0.0, snapshot.now - min(oldest)) if oldest else None,
+        names.CHOSEN_AGE: max(0.0, snapshot.now - min(of_chosen)) if of_chosen else None,
+    }
     if index >= 0:
-        for feature, name in _LOADS.items():
-            column = snapshot.columns.get(feature)
-            if column is not None:
-                result[name] = float(column[index])
+        columns = snapshot.columns
+        about |= {name: float(columns[feature][index]) for feature, name in _LOADS.items() if feature in columns}
+    return about
 
 
-def _add_outlook(result: dict[str, Any], record: DecisionRecord) -> None:
-    """Add the instance that a later turn left, and the expected times to first token."""
-    migration, forecast = record.migration, record.forecast
-    if migration is not None:
-        result[names.MIGRATED_FROM.name] = migration.source
-        result[names.MIGRATION_GUARD.name] = migration.guard[:CLIENT_TEXT_MAX]
-        if migration.left_tokens is not None:
-            result[names.MIGRATION_TOKENS.name] = migration.left_tokens
-    if forecast is not None:
-        if forecast.ttft_s is not None:
-            result[names.FORECAST_TTFT.name] = forecast.ttft_s
-        if forecast.other:
-            result[names.FORECAST_OTHER.name] = forecast.other
-        if forecast.other_ttft_s is not None:
-            result[names.FORECAST_OTHER_TTFT.name] = forecast.other_ttft_s
+def _of_outlook(record: DecisionRecord) -> dict[str, Any]:
+    """Return the instance that a later turn left, and the expected times to first token."""
+    about: dict[str, Any] = {}
+    if (migration := record.migration) is not None:
+        about[names.MIGRATED_FROM] = migration.source
+        about[names.MIGRATION_GUARD] = migration.guard[:CLIENT_TEXT_MAX]
+        about[names.MIGRATION_TOKENS] = migration.left_tokens
+    if (forecast := record.forecast) is not None:
+        about[names.FORECAST_TTFT] = forecast.ttft_s
+        about[names.FORECAST_OTHER] = forecast.other or None
+        about[names.FORECAST_OTHER_TTFT] = forecast.other_ttft_s
+    return about
 
 
 def of_shadows(shadowed: Sequence[Shadowed]) -> dict[str, Any]:
     """Return the attributes of a `route` span on the policies in shadow; several are separated by commas."""
     if not shadowed:
         return {}
-    result: dict[str, Any] = {
-        names.SHADOW_POLICY.name: ", ".join(one.policy.name for one in shadowed)[:CLIENT_TEXT_MAX],
-        names.SHADOW_INSTANCE.name: ", ".join(one.choice for one in shadowed)[:CLIENT_TEXT_MAX],
-    }
     answers = [one.agrees for one in shadowed]
-    if None not in answers:
-        result[names.SHADOW_AGREES.name] = all(answers)
-    regrets = [one.regret for one in shadowed if one.regret is not None]
-    if regrets:
-        result[names.SHADOW_REGRET.name] = max(regrets)
     had_diverged = [one.had_diverged for one in shadowed if one.had_diverged is not None]
-    if had_diverged:
-        result[names.SHADOW_DIVERGED.name] = any(had_diverged)
-    return result
+    return _finished(
+        {
+            names.SHADOW_POLICY: ", ".join(one.policy.name for one in shadowed)[:CLIENT_TEXT_MAX],
+            names.SHADOW_INSTANCE: ", ".join(one.choice for one in shadowed)[:CLIENT_TEXT_MAX],
+            names.SHADOW_AGREES: None if None in answers else all(answers),
+            names.SHADOW_REGRET: max((one.regret for one in shadowed if one.regret is not None), default=None),
+            names.SHADOW_DIVERGED: any(had_diverged) if had_diverged else None,
+        }
+    )
 
 
 def of_shadow(shadowed: Shadowed, *, top: int, limit: int, ui_hints: bool) -> dict[str, Any]:
     """Return the attributes of a `shadow` span; arguments as of `of_decision`."""
     policy, decision = shadowed.policy, shadowed.decision
-    result: dict[str, Any] = {
-        names.ORIGIN.name: names.SHADOW,
-        names.POLICY_NAME.name: policy.name,
-        names.POLICY_HASH.name: policy.digest,
-        names.POLICY_GENERATION.name: shadowed.generation,
-        names.DURATION.name: shadowed.evaluate_s,
-    }
-    if shadowed.agrees is not None:
-        result[names.SHADOW_AGREES.name] = shadowed.agrees
     said = shadowed.choice if decision is None else decision_text.summary(decision)
-    summary = text = result[names.SUMMARY.name] = f"{policy.name} (shadow): {said}"
+    text = summary = f"{policy.name} (shadow): {said}"
+    about: dict[str, Any] = {
+        names.ORIGIN: names.SHADOW,
+        names.SUMMARY: summary,
+        names.DURATION: shadowed.evaluate_s,
+        names.POLICY_NAME: policy.name,
+        names.POLICY_HASH: policy.digest,
+        names.POLICY_GENERATION: shadowed.generation,
+        names.SHADOW_AGREES: shadowed.agrees,
+    }
     if decision is not None:
-        result[names.RULE.name] = decision.rule
-        result[names.CANDIDATES_JSON.name] = decision_text.as_json(decision, top, limit)
-        if decision.instance is not None:
-            result[names.INSTANCE_ID.name] = decision.instance
-        if decision.score is not None and decision.index >= 0:
-            result[names.SCORE_CHOSEN.name] = float(decision.score[decision.index])
-        if (margin := decision.margin) is not None:
-            result[names.SCORE_MARGIN.name] = float(margin)
+        margin, score = decision.margin, decision.score
+        about[names.RULE] = decision.rule
+        about[names.INSTANCE_ID] = decision.instance
+        about[names.SCORE_CHOSEN] = float(score[decision.index]) if score is not None and decision.index >= 0 else None
+        about[names.SCORE_MARGIN] = None if margin is None else float(margin)
+        about[names.CANDIDATES_JSON] = decision_text.as_json(decision, top, limit)
         if ui_hints:
             text = decision_text.as_text(decision, summary, top, limit)
     if ui_hints:
-        result |= _shown(text)
-    return bounded(result)
+        about |= _shown(text)
+    return _finished(about)
 
 
 def of_hold(record: DecisionRecord, ui_hints: bool) -> dict[str, Any]:
     """Return the attributes of a `hold` span."""
     by = record.held_by
-    result: dict[str, Any] = {
-        names.DECISION_ID.name: record.id,
-        names.HOLD_DURATION.name: record.held_s,
-        names.HOLD_REASON.name: names.HELD_BY_RULE if by is not None else names.HELD_FOR_PLACE,
+    about: dict[str, Any] = {
+        names.DECISION_ID: record.id,
+        names.HOLD_DURATION: record.held_s,
+        names.HOLD_REASON: names.HELD_BY_RULE if by is not None else names.HELD_FOR_PLACE,
     }
     text = "all places for requests under way were taken"
     if by is not None:
         text = decision_text.summary(by)
-        result |= {names.POLICY_NAME.name: record.policy.name, names.RULE.name: by.rule, names.SUMMARY.name: text}
+        about |= {names.POLICY_NAME: record.policy.name, names.RULE: by.rule, names.SUMMARY: text}
     if ui_hints:
-        result |= _shown(text)
-    return bounded(result)
+        about |= _shown(text)
+    return _finished(about)
 
 
 def _shown(text: str) -> dict[str, Any]:
     """Return the hints by which tracing UIs show *text*."""
-    return {names.UI_KIND.name: "CHAIN", names.UI_OUTPUT.name: text, names.UI_OUTPUT_TYPE.name: "text/plain"}
+    return {names.UI_KIND: "CHAIN", names.UI_OUTPUT: text, names.UI_OUTPUT_TYPE: "text/plain"}
 
 
-def bounded(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Cut texts of *attributes* that are longer than collectors keep."""
-    for name, value in attributes.items():
-        if type(value) is str and len(value) > CLIENT_TEXT_MAX:
-            encoded = value.encode(errors="replace")
-            if len(encoded) > LIMIT:
-                attributes[name] = encoded[: LIMIT - 3].decode(errors="ignore") + "…"
-    return attributes
+def _finished(about: dict[str, Any]) -> dict[str, Any]:
+    """Return *about* without unknown values, and with its texts cut where collectors would cut them."""
+    return {
+        name: _cut(value) if type(value) is str and len(value) > CLIENT_TEXT_MAX else value
+        for name, value in about.items()
+        if value is not None
+    }
+
+
+def _cut(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= LIMIT else encoded[: LIMIT - 3].decode(errors="ignore") + "…"
 
 
 @lru_cache(maxsize=16)  # each decision of a policy shows them

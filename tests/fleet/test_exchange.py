@@ -142,6 +142,6 @@ def test_exchange_without_a_decision_ends_with_its_duration() -> None:
     exchange = Exchanges([]).begin(scope(), ROUTE, trusted=True)
     exchange.answering()
     exchange.end(400, error_type="invalid_request_error")
-    assert not exchange.has_failed
+    assert not exchange.failed
     assert exchange.duration_s > 0
     assert exchange.gap_s is None

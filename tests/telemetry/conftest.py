@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,13 @@ def receiver() -> Iterator[Receiver]:
 def traced(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Telemetry]:
     """Makes a router's telemetry that exports to `receiver`, with more variables by their names without `OTEL_`."""
 
-    def build(instances: Callable[[], Sequence[Instance]] = fleet, **environ: str) -> Telemetry:
+    def build(
+        instances: Callable[[], Sequence[Instance]] = fleet, options: dict[str, Any] | None = None, **environ: str
+    ) -> Telemetry:
         given = {f"OTEL_{name}": value for name, value in ({"EXPORTER_OTLP_ENDPOINT": receiver.url} | environ).items()}
         for name, value in given.items():
             monkeypatch.setenv(name, value)
-        return telemetry(given, instances=instances)
+        return telemetry(given, instances=instances, **(options or {}))
 
     return build
 

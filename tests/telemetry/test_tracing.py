@@ -196,7 +196,7 @@ def is_kept(sampler: Sampler, flag: bool | None, outcome: str = names.ROUTED, **
     context = None
     if flag is not None:
         context = set_span_in_context(NonRecordingSpan(SpanContext(7, 7, True, TraceFlags(flag))))
-    about = {names.OUTCOME.name: outcome} | more
+    about = {names.OUTCOME: outcome} | more
     return sampler.should_sample(context, 7, "POST", attributes=about).decision is Decision.RECORD_AND_SAMPLE
 
 
@@ -212,8 +212,8 @@ def test_sampler_keeps_every_odd_outcome(outcome: str, flag: bool | None) -> Non
 
 def test_sampler_keeps_migrations_and_failures() -> None:
     sampler = KeepSampler(ALWAYS_OFF, KEPT, True)
-    assert is_kept(sampler, None, **{names.MIGRATED_FROM.name: "gpu-1"})
-    assert is_kept(sampler, None, **{names.ERROR_TYPE.name: "closed"})
+    assert is_kept(sampler, None, **{names.MIGRATED_FROM: "gpu-1"})
+    assert is_kept(sampler, None, **{names.ERROR_TYPE: "closed"})
     assert not is_kept(KeepSampler(ALWAYS_OFF, frozenset({names.HELD}), True), None, names.REJECTED)
 
 
