@@ -66,16 +66,13 @@ class PrefillRates(Follower):
     A sample is the cost of a request divided by the time to its first token (SMetric, revised: 90th percentile of the
     last 64, unknown before there are 8). Other parts of that time make it low if all requests are small; `PrefillTimes`
     separates them.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     name = "prefill_rate"
     measures = frozenset({"prefill_rate"})
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        super().__init__(clock)
         #: (time, rate) of the last requests.
         self._samples: dict[Instance, deque[tuple[float, float]]] = {}
         #: The rate of each instance, and until when it holds; computed again after a new sample too.
@@ -179,15 +176,12 @@ class PrefillTimes(Follower):
     """Time that prompts take to compute on each instance, as a line with a start and a slope; for forecasts.
 
     A sample is the cost of everything that stood before a first token, by the ledger, and the time that it took.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     name = "prefill_times"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._known: dict[Instance, _Prefills] = {}
 
     def of(self, instance: Instance) -> PrefillTime | None:
@@ -227,7 +221,6 @@ class FetchRates(Follower):
     Args:
         prefill: how long instances compute. While that is unknown, so is the rate.
         configured: tokens per second, instead of measuring; 0 for none.
-        clock: monotonic seconds.
     """
 
     name = "fetch_rate"
@@ -236,9 +229,9 @@ class FetchRates(Follower):
     def __init__(
         self, prefill: PrefillTimes, *, configured: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__(clock)
         self._prefill = prefill
         self._configured = configured
-        self._clock = clock
         #: (time, tokens, seconds) of the last fetches.
         self._fetches: deque[tuple[float, int, float]] = deque(maxlen=KEPT_FETCHES)
 
@@ -270,17 +263,13 @@ class FetchRates(Follower):
 
 
 class RequestRates(Follower):
-    """`qps`: requests per second that this router sent to each instance in the last minute, in whole seconds.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """`qps`: requests per second that this router sent to each instance in the last minute, in whole seconds."""
 
     name = "qps"
     measures = frozenset({"qps"})
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        super().__init__(clock)
         #: By instance, [second, requests] of each second with requests, oldest first; and their sum.
         self._seconds: dict[Instance, deque[list[int]]] = {}
         self._totals: Counter[Instance] = Counter()
@@ -315,16 +304,13 @@ class PromptClasses(Follower):
     A class that floods the instances that hold its beginning is a hot spot (LMetric, "KV hot-spots"); the response to
     that is a policy's business. Counting begins when a policy first reads one of the fields. The prefix is computed
     here, while the text is there.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     name = "prompt_class"
     describes = frozenset({"prefix", "class_share", "class_streak"})
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._is_asked = False
         self._window: deque[tuple[float, str]] = deque()
         self._counts: Counter[str] = Counter()
@@ -364,15 +350,14 @@ class Adapters(Follower):
 
     Args:
         instances: the instances whose adapters count.
-        clock: monotonic seconds.
     """
 
     name = "adapters"
     describes = frozenset({"lora"})
 
     def __init__(self, instances: Sequence[Instance], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._instances = instances
-        self._clock = clock
         self._names: frozenset[str] = frozenset()
         self._due = float("-inf")
 

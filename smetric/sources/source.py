@@ -5,7 +5,8 @@ A source knows something about instances. `Lookups` asks sources for a decision 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from smetric.fleet.fleet import Measured
@@ -100,6 +101,9 @@ class Follower(Source):
 
     What it keeps is bounded and grows old.
 
+    Args:
+        clock: monotonic seconds.
+
     Attributes:
         measures: features of instances that it fills.
         describes: fields of requests that it fills before they are decided.
@@ -107,6 +111,9 @@ class Follower(Source):
 
     measures: frozenset[str] = frozenset()
     describes: frozenset[str] = frozenset()
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
 
     def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
         """Return the present values of a feature it measures over *instances*, and when each was measured."""
