@@ -50,7 +50,7 @@ from smetric.routing.router import Router
 from smetric.routing.shadow import ShadowJudge
 from smetric.sources.build import build_sources, grains, require_token_ids
 from smetric.sources.lookups import LookupDeadline
-from smetric.sources.shared.peers import MAX_BATCH_BYTES
+from smetric.sources.shared import MAX_BATCH_BYTES
 from smetric.sources.source import TokenIds
 from smetric.sources.tokens.request_tokens import request_tokens
 from smetric.telemetry.cache_breaks import CacheBreaks

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.record import DecisionRecord
 from smetric.records.recorder import alone
-from smetric.sources.shared.peers import MAX_BATCH_BYTES
+from smetric.sources.shared import MAX_BATCH_BYTES
 from smetric.telemetry.decisions import KEPT, DecisionLog, brief, full
 from smetric.telemetry.hit_truth import CacheWatch
 from smetric.telemetry.metrics import Metrics

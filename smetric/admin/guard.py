@@ -14,7 +14,7 @@ from smetric.admin.live import PAGE
 from smetric.config.credential import Credential
 from smetric.config.values import is_address
 from smetric.http.headers import App, Message, Receive, Scope, Send, first
-from smetric.sources.shared.peers import PATH as PLACEMENTS
+from smetric.sources.shared import PATH as PLACEMENTS
 
 log = structlog.get_logger("smetric.admin")
 

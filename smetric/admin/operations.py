@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -13,8 +14,11 @@ from smetric.admin.app import AdminRoute, as_json, body_of
 from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.sources.shared.peers import OWN, PATH, OwnBatch, Peers, UnreadableBatch
+from smetric.sources.shared import OWN, PATH, OwnBatch, UnreadableBatch
 from smetric.telemetry.outcomes import Savings
+
+if TYPE_CHECKING:
+    from smetric.sources.shared.peers import Peers
 
 
 def drain_routes(fleet: Fleet, drains: Drains) -> list[AdminRoute]:

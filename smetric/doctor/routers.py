@@ -28,7 +28,7 @@ from smetric.errors import UNREADABLE, ConfigError
 from smetric.features import VOCABULARY
 from smetric.http.listener import is_here, listen
 from smetric.sources.prefix_index.persistence import IndexImage, UnreadableImage, decode_image
-from smetric.sources.shared.peers import PATH
+from smetric.sources.shared import PATH
 
 # Checks of the router itself: its ports, its policy's look-ups, and the other routers in front of the same engines.
 

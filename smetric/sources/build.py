@@ -19,13 +19,13 @@ from smetric.request.request import INITIAL
 from smetric.sources.measured import Adapters, FetchRates, PrefillRates, PrefillTimes, PromptClasses, RequestRates
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
 from smetric.sources.prefix_index.persistence import IndexFile
-from smetric.sources.prefix_index.tokens import PrefixTokens
-from smetric.sources.shared.peers import Peers
 from smetric.sources.source import Background, Follower, Source, SourceCounts, TokenIds
 from smetric.sources.vllm import Prober, Scraper
 
 if TYPE_CHECKING:
     from smetric.sources.kv_events.source import KvEvents
+    from smetric.sources.prefix_index.tokens import PrefixTokens
+    from smetric.sources.shared.peers import Peers
 
 #: The index of text gets one part in so many of the prefix index's memory if there is one of token ids as well.
 TEXT_SHARE = 4
@@ -122,6 +122,8 @@ def build_sources(
         background.append(IndexFile(indexes, folder, interval_s=settings.prefix_index.save_every))
     peers: Peers | None = None
     if indexes and settings.peers.urls:
+        from smetric.sources.shared.peers import Peers
+
         urls, token = settings.peers.urls, settings.peers.token
         peers = Peers(indexes, fleet, urls, token=token, interval_s=settings.peers.interval)
         background.append(peers)
@@ -148,7 +150,7 @@ def grains(settings: Settings) -> dict[str, int]:
     """Return the tokens in which a source of `hit_len` counts, by its name, if that is more than an engine's block."""
     block_of_text, chunk = int(BLOCK_BYTES / INITIAL), settings.lmcache.chunk_size
     return {
-        PrefixTokens.name: settings.block_size,
+        "prefix_index:tokens": settings.block_size,
         PrefixIndex.name: block_of_text,
         PrefixPart.name: block_of_text,
         "lmcache:host": chunk,
@@ -187,6 +189,8 @@ def _prefix_index(settings: Settings, token_ids: TokenIds) -> tuple[PrefixTokens
 
     if settings.tokenizer.source == "estimated":
         return None, index(most)
+    from smetric.sources.prefix_index.tokens import PrefixTokens
+
     text = index(most // TEXT_SHARE)
     tokens = index(most - text.table.max_bytes, settings.block_size)
     return PrefixTokens(tokens, text, token_ids, yields=yields), text

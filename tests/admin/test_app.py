@@ -8,7 +8,7 @@ from urllib.parse import quote
 import orjson
 import pytest
 
-from smetric.sources.shared.peers import MAX_BATCH_BYTES
+from smetric.sources.shared import MAX_BATCH_BYTES
 from tests.fakes import FakeEngine, RawClient, Response, chunk, fetch, request
 from tests.faults.harness import Running, running
 

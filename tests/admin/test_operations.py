@@ -22,7 +22,8 @@ from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from smetric.sources.prefix_index.persistence import decode_image
-from smetric.sources.shared.peers import MAX_BATCH_BYTES, PATH, Peers, encode_batch
+from smetric.sources.shared import MAX_BATCH_BYTES, PATH
+from smetric.sources.shared.peers import Peers, encode_batch
 from tests.fakes import DONE, Call, FakeEngine, chunk, delta, fetch, head, until
 from tests.faults.harness import Running, running
 

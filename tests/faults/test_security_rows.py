@@ -33,7 +33,8 @@ from smetric.http.headers import VIA
 from smetric.http.listener import address_of, listen, refuse_open_admin, refuse_self
 from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api
-from smetric.sources.shared.peers import PATH, encode_batch
+from smetric.sources.shared import PATH
+from smetric.sources.shared.peers import encode_batch
 from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, one_model, request, until
 from tests.faults.harness import CANARY, Running, Tell, chat, instances_of, running
 

@@ -40,11 +40,8 @@ from smetric.sources.prefix_index.persistence import (
     pack,
     unpack,
 )
+from smetric.sources.shared import OWN, PATH, OwnBatch, UnreadableBatch
 
-#: Path of the admin port where peers receive batches (POST) and return an image of their index (GET).
-PATH = "/admin/placements"
-#: Largest batch accepted, bytes.
-MAX_BATCH_BYTES = 4 * 1024 * 1024
 #: A batch with this many bytes of hashes is closed early.
 BATCH_BYTES = 1024 * 1024
 #: Batches queued for one peer; the oldest is dropped for a newer one.
@@ -75,20 +72,10 @@ MAX_SENDERS = 1024
 GONE_S = 600.0
 #: Responses of a router of another release, with another token, or without peers.
 REFUSALS = frozenset(f"status {status}" for status in (400, 401, 403, 404, 405))
-#: Status with which a router answers its own batch.
-OWN = 421
 #: Name of a sender or an instance, which may be kept and logged.
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 log = structlog.get_logger("smetric.peers")
-
-
-class UnreadableBatch(Exception):
-    """Bytes that are not a batch of this version. The message says why and quotes none of them."""
-
-
-class OwnBatch(Exception):
-    """A batch that came to the router that sent it."""
 
 
 class Placement(msgspec.Struct, array_like=True, gc=False):

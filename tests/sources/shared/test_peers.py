@@ -16,7 +16,7 @@ from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from smetric.sources.prefix_index.persistence import VERSION, pack
-from smetric.sources.shared import peers
+from smetric.sources.shared import UnreadableBatch, peers
 from smetric.sources.shared.peers import (
     ASKED_AT_A_TIME,
     BATCH_BYTES,
@@ -27,7 +27,6 @@ from smetric.sources.shared.peers import (
     Peers,
     Placement,
     Senders,
-    UnreadableBatch,
     encode_batch,
 )
 from tests.clock import Clock
