@@ -10,7 +10,7 @@ from typing import Any
 from smetric.policy.builtin import BUILTINS, drawn, drawn_of, highest, lowest, marked, rotated, stream_of
 from smetric.policy.code import Code, call, load, quote
 from smetric.policy.decision import Decision, Need
-from smetric.policy.emitter import Emitter, Inputs
+from smetric.policy.emitter import Emitter
 from smetric.policy.plan import Op, Pick, Plan, Ref, Shape, StatementKind, Step, Term, features_of, fields_of
 from smetric.policy.vocabulary import Vocabulary
 
@@ -71,7 +71,7 @@ class Compiler:
         """The function that decides."""
         self._write_steps()
         decide = self._function()
-        asked_by = {feature: tuple(labels) for feature, labels in self._emitter.inputs.asked_by.items()}
+        asked_by = {feature: tuple(labels) for feature, labels in self._emitter.asked_by.items()}
         return Compiled(decide, asked_by)
 
     def python(self) -> str:
@@ -109,8 +109,7 @@ class Compiler:
         self, outside_guards: Sequence[Term], absent: Callable[[frozenset[str]], ast.expr] | None = None
     ) -> Emitter:
         read = {name for term in outside_guards for name in fields_of(term)}
-        inputs = Inputs(self._code, self._vocabulary, self._unknowable & read, absent or self._need)
-        return Emitter(self._code, inputs)
+        return Emitter(self._code, self._vocabulary, self._unknowable & read, absent or self._need)
 
     def _need(self, lookups: frozenset[str]) -> ast.expr:
         if lookups not in self._needs:
@@ -120,7 +119,7 @@ class Compiler:
 
     def _ask(self, label: str, term: Term) -> None:
         lookups = frozenset(name for name in features_of(term) if self._vocabulary.features[name].lookup)
-        self._emitter.inputs.asking = (label, lookups)
+        self._emitter.asking = (label, lookups)
 
     # ── steps ────────────────────────────────────────────────────────────────
 
@@ -166,7 +165,7 @@ class Compiler:
 
         # A guard that reads an unknown request field fails.
         unknowable = sorted(fields_of(guard.value) & self._unknowable)
-        known: list[ast.expr] = [quote("x is not None", x=self._emitter.inputs.raw_field(name)) for name in unknowable]
+        known: list[ast.expr] = [quote("x is not None", x=self._emitter.raw_field(name)) for name in unknowable]
         self._ask(guard.label, guard.value)
         branch = code.capture(lambda: self._emitter.scalar(guard.value))
         if not known:

@@ -62,85 +62,6 @@ def _again(value: ast.expr) -> ast.expr:
     return load(value.target.id) if isinstance(value, ast.NamedExpr) else value
 
 
-class Inputs:
-    """Code that reads the inputs of a decision, each at most once: columns of the snapshot, fields of the request.
-
-    If the snapshot lacks a look-up, the evaluation ends there with the look-ups to fetch.
-
-    Args:
-        code: the function.
-        vocabulary: features and request fields.
-        defaulted: request fields that may be unknown and are read outside guards: their default replaces None there.
-        absent: the value to return if a look-up is absent, given the look-ups to ask for.
-    """
-
-    def __init__(
-        self,
-        code: Code,
-        vocabulary: Vocabulary,
-        defaulted: frozenset[str],
-        absent: Callable[[frozenset[str]], ast.expr],
-    ) -> None:
-        #: The guard, filter or pick being written: its label in traces, and the look-ups that it may ask for.
-        self.asking: tuple[str, frozenset[str]] = ("", frozenset())
-        #: For each look-up, the labels of the guards, filters and picks that ask for it.
-        self.asked_by: dict[str, list[str]] = {}
-        self._code = code
-        self._vocabulary = vocabulary
-        self._defaulted = defaulted
-        self._absent = absent
-        #: The variables of features and request fields; a field that is read with its default has another one.
-        self._variables: dict[str, str] = {}
-        self._columns = code.name("columns")
-        self._size = code.name("n")
-
-    def size(self) -> ast.expr:
-        """The number of candidates before any filter."""
-        self._code.once(self._size, lambda: self._code.assign(self._size, quote("len(snapshot.ids)")))
-        return load(self._size)
-
-    def column(self, feature: str) -> str:
-        """The variable of a feature's list."""
-        return self._once(feature, feature, lambda name: self._read(feature, name))
-
-    def raw_field(self, name: str) -> str:
-        """The variable of a request field; it holds None if the field is unknown."""
-        return self._once(f"req.{name}", f"req_{name}", lambda raw: self._code.assign(raw, quote(f"req.{name}")))
-
-    def field(self, name: str) -> str:
-        """The variable of a request field as arithmetic sees it."""
-        raw = self.raw_field(name)
-        if name not in self._defaulted:
-            return raw
-        default = ast.Constant(self._vocabulary.request[name].default)
-        value = quote("default if x is None else x", x=raw, default=default)
-        return self._once(f"default {name}", f"{name}_or_default", lambda known: self._code.assign(known, value))
-
-    def key(self, key: ast.expr) -> ast.expr:
-        """A key; an empty one is replaced by the request's id, if requests have one."""
-        return quote("key or own", key=key, own=self.raw_field("id")) if "id" in self._vocabulary.request else key
-
-    def _once(self, key: str, hint: str, write: Callable[[str], None]) -> str:
-        if key not in self._variables:
-            self._variables[key] = self._code.name(hint)
-        name = self._variables[key]
-        self._code.once(name, lambda: write(name))
-        return name
-
-    def _read(self, feature: str, name: str) -> None:
-        code, columns = self._code, self._columns
-        code.once(columns, lambda: code.assign(columns, quote("snapshot.columns")))
-        if not self._vocabulary.features[feature].lookup:
-            code.assign(name, quote(f"columns[{feature!r}]", columns=columns))
-            return
-        code.assign(name, quote(f"columns.get({feature!r})", columns=columns))
-        label, lookups = self.asking
-        labels = self.asked_by.setdefault(feature, [])
-        if label not in labels:
-            labels.append(label)
-        code.choose(quote("x is None", x=name), lambda: code.give(self._absent(lookups)))
-
-
 @dataclass(slots=True)
 class Element:
     """One element of a vector: an expression over loop variables, each of which runs over a list."""
@@ -172,26 +93,93 @@ class Picked:
 class Emitter:
     """Writes expressions into one function.
 
-    A binding is computed at most once, where it is first read; a binding with one use is written in place.
+    An input or a binding is computed at most once, where it is first read; a binding with one use is written in place.
+    If the snapshot lacks a look-up, the evaluation ends there.
 
     Args:
         code: the function.
-        inputs: reads the inputs of the decision.
+        vocabulary: features and request fields.
+        defaulted: request fields that may be unknown and are read outside guards: their default replaces None there.
+        absent: the value to return if a look-up is absent, given the look-ups to ask for.
     """
 
-    def __init__(self, code: Code, inputs: Inputs) -> None:
+    def __init__(
+        self,
+        code: Code,
+        vocabulary: Vocabulary,
+        defaulted: frozenset[str],
+        absent: Callable[[frozenset[str]], ast.expr],
+    ) -> None:
         self.code = code
-        self.inputs = inputs
+        #: The guard, filter or pick being written: its label in traces, and the look-ups that it may ask for.
+        self.asking: tuple[str, frozenset[str]] = ("", frozenset())
+        #: For each look-up, the labels of the guards, filters and picks that ask for it.
+        self.asked_by: dict[str, list[str]] = {}
         #: The variable of the candidates that the first filters leave; None before any filter.
         self.levels: list[str | None] = [None]
+        self._vocabulary = vocabulary
+        self._defaulted = defaulted
+        self._absent = absent
+        #: The variables of features and request fields; a field that is read with its default has another one.
+        self._variables: dict[str, str] = {}
+        self._columns = code.name("columns")
+        self._size = code.name("n")
         self._bindings: dict[int, str] = {}
         self._elements: dict[str, str] = {}
         self._picks: dict[int, Picked] = {}
 
+    # ── inputs ───────────────────────────────────────────────────────────────
+
+    def size(self) -> ast.expr:
+        """The number of candidates before any filter."""
+        self.code.once(self._size, lambda: self.code.assign(self._size, quote("len(snapshot.ids)")))
+        return load(self._size)
+
+    def column(self, feature: str) -> str:
+        """The variable of a feature's list."""
+        return self._input(feature, feature, lambda name: self._read(feature, name))
+
+    def raw_field(self, name: str) -> str:
+        """The variable of a request field; it holds None if the field is unknown."""
+        return self._input(f"req.{name}", f"req_{name}", lambda raw: self.code.assign(raw, quote(f"req.{name}")))
+
+    def field(self, name: str) -> str:
+        """The variable of a request field as arithmetic sees it."""
+        raw = self.raw_field(name)
+        if name not in self._defaulted:
+            return raw
+        default = ast.Constant(self._vocabulary.request[name].default)
+        value = quote("default if x is None else x", x=raw, default=default)
+        return self._input(f"default {name}", f"{name}_or_default", lambda known: self.code.assign(known, value))
+
+    def key(self, key: ast.expr) -> ast.expr:
+        """A key; an empty one is replaced by the request's id, if requests have one."""
+        return quote("key or own", key=key, own=self.raw_field("id")) if "id" in self._vocabulary.request else key
+
+    def _input(self, key: str, hint: str, write: Callable[[str], None]) -> str:
+        if key not in self._variables:
+            self._variables[key] = self.code.name(hint)
+        name = self._variables[key]
+        self.code.once(name, lambda: write(name))
+        return name
+
+    def _read(self, feature: str, name: str) -> None:
+        code, columns = self.code, self._columns
+        code.once(columns, lambda: code.assign(columns, quote("snapshot.columns")))
+        if not self._vocabulary.features[feature].lookup:
+            code.assign(name, quote(f"columns[{feature!r}]", columns=columns))
+            return
+        code.assign(name, quote(f"columns.get({feature!r})", columns=columns))
+        label, lookups = self.asking
+        labels = self.asked_by.setdefault(feature, [])
+        if label not in labels:
+            labels.append(label)
+        code.choose(quote("x is None", x=name), lambda: code.give(self._absent(lookups)))
+
     def candidates(self, level: int) -> ast.expr:
         """The indices of the candidates that the first *level* filters leave."""
         left = self.levels[level]
-        return load(left) if left is not None else quote("range(n)", n=self.inputs.size())
+        return load(left) if left is not None else quote("range(n)", n=self.size())
 
     # ── one value ────────────────────────────────────────────────────────────
 
@@ -211,7 +199,7 @@ class Emitter:
             case Const(value=value):
                 return ast.Constant(value)
             case RequestValue(name=name):
-                return load(self.inputs.field(name))
+                return load(self.field(name))
             case Ref(binding=binding):
                 if binding.uses == 1:
                     return self.scalar(binding.value)
@@ -224,7 +212,7 @@ class Emitter:
             case Call(builtin=builtin, plain=(value,)) if builtin.family is Family.CHANCE:
                 return call(builtin.name, self.scalar(value), "seed", f"draw_{term.site}")
             case Call(builtin=builtin, plain=(value,)) if builtin.family is Family.PLACE:
-                return call(builtin.name, self.inputs.key(self.scalar(value)), "seed")
+                return call(builtin.name, self.key(self.scalar(value)), "seed")
             case Call():
                 return self._reduced(term)
             case Op(op="if", operands=(condition, then, otherwise)):
@@ -247,7 +235,7 @@ class Emitter:
         value, *more = term.plain
         if term.builtin.family is Family.COUNT and term.where is None and isinstance(value, Const) and value.value:
             left = self.levels[term.level]
-            return self.inputs.size() if left is None else call("len", left)
+            return self.size() if left is None else call("len", left)
 
         def reduced(values: ast.expr) -> ast.expr:
             return call(term.builtin.name, values, *(self.scalar(each) for each in more))
@@ -297,7 +285,7 @@ class Emitter:
     def _element(self, term: Term) -> Element:
         match term:
             case Column(feature=feature):
-                return self._each(self.inputs.column(feature))
+                return self._each(self.column(feature))
             case Ref(binding=binding) if binding.uses == 1:
                 return self.element(binding.value)
             case Ref():
@@ -327,10 +315,10 @@ class Emitter:
             case Family.TOP:
                 return self._top(term)
             case Family.WEIGHT:
-                return call(function, self.inputs.key(self.scalar(value)), ids, "seed")
+                return call(function, self.key(self.scalar(value)), ids, "seed")
         features = sorted(features_of(value))
         for feature in features:
-            self.inputs.column(feature)
+            self.column(feature)
         return call(function, "snapshot", quote(repr(tuple(features))))
 
     def _top(self, term: Call) -> ast.expr:
@@ -351,7 +339,7 @@ class Emitter:
             code.choose(quote("len(tied) > places", tied=tied, places=places), narrower)
         drawn = call("drawn_of", tied, places, quote("snapshot.ids"), "seed", f"draw_{term.site}")
         code.assign(chosen, quote("chosen + drawn", chosen=chosen, drawn=drawn))
-        return call("marked", chosen, self.inputs.size())
+        return call("marked", chosen, self.size())
 
     def _each(self, name: str) -> Element:
         if name not in self._elements:
@@ -391,7 +379,7 @@ class Emitter:
             return load(element.source)
         if element.sources:
             return listed(element.value, element.sources)
-        return quote("[x] * n", x=element.value, n=self.inputs.size())
+        return quote("[x] * n", x=element.value, n=self.size())
 
     # ── picks ────────────────────────────────────────────────────────────────
 
