@@ -1,4 +1,4 @@
-"""Random policies that are valid, over a small vocabulary of their own."""
+"""Random valid policies, over a small vocabulary of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VOCABULARY = Vocabulary(
 )
 
 
-#: The same words with all the numbers that the language knows.
+#: The same words over the full range of numbers.
 WIDE = Vocabulary(
     {name: replace(word, high=LARGEST) for name, word in VOCABULARY.features.items()},
     {name: replace(word, high=LARGEST) for name, word in VOCABULARY.request.items()},
@@ -43,10 +43,10 @@ WIDE = Vocabulary(
 
 
 class Author:
-    """Writes random policies that are valid, and in which no constant settles what is read.
+    """Writes random valid policies in which no constant determines what is read.
 
-    With *literals* of its own, what it writes may be refused: a product too large, a share above 1. With *settled*
-    ones parameters settle conditions, and single values stand where there could be one for each candidate.
+    With other *literals* a policy may be refused: a product too large, a share above 1. If *settled*, parameters
+    determine conditions, and single values stand in place of values per candidate.
     """
 
     def __init__(

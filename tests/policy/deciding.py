@@ -1,4 +1,4 @@
-"""Three instances, and what policies decide on them."""
+"""Three instances, and the decisions of policies on them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def decide(body: str, snap: Snapshot | None = None, *, seed: int = 1, last: str 
 
 
 def asked(body: str, **fields: Any) -> frozenset[str]:
-    """The look-ups asked for when none was fetched; empty when none is needed."""
+    """The look-ups that are asked for if none was fetched."""
     decision = policy(body).decide(snapshot(without=("hit_len",)), request(**fields), {}, 1)
     return decision.features if isinstance(decision, Need) else frozenset()

@@ -1,7 +1,6 @@
-"""The language evaluated the plain way: every statement, in order, eagerly, over trees. Slow and obvious.
+"""Plain reference implementation of the language: every statement, in order, eagerly, over trees.
 
-The compiled policies must agree with it. It takes a file's picks in the order in which the compiler numbers them, so
-that ties fall alike.
+Compiled policies must agree with it. It takes the names of picks and draws from the plan, so that ties break alike.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _REDUCE: dict[str, Callable[..., Any]] = {
 
 @dataclass
 class Value:
-    """A value: one, or a list with one per candidate; what it was computed from."""
+    """One value, or a list with one per candidate, and the inputs it was computed from."""
 
     data: Any
     fields: frozenset[str] = frozenset()
@@ -85,7 +84,7 @@ class Reference:
         }
 
     def decide(self) -> tuple[str, str | None]:
-        """The rule that fires, numbered from 0 among filters and outcomes, and the instance."""
+        """The index of the statement that fires, and the instance."""
         number = -1
         for statement in self.file.statements:
             match statement:
