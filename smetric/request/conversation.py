@@ -152,7 +152,7 @@ class Continuation(Struct, frozen=True):
 
 
 class MemoMismatch(Exception):
-    """The known part of a conversation does not fit the rest; render all of it."""
+    """Mismatch of the known part of a conversation and the rest, after which all of it has to be rendered."""
 
 
 class Conversation(Struct, frozen=True):

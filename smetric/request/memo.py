@@ -195,7 +195,7 @@ class _RememberedBody(Struct, eq=False):
 
 
 class MemoEntry(Struct, frozen=True, eq=False):
-    """What is known of the messages of a body up to the end of one of them.
+    """Knowledge of the messages of a body up to the end of one of them.
 
     Args:
         begin: position of the list of messages in the body.

@@ -39,7 +39,7 @@ _FIRSTS = (PartKind.USER, PartKind.ASSISTANT)
 _TEMPLATE = ("template", "template arguments")
 _SALT = ("cache_salt", "cache_salt")
 
-#: PartKind of a client that is not in the list, or that sends no User-Agent.
+#: Kind of a client that is not in the list, or that sends no User-Agent.
 OTHER = "other"
 #: Prefixes of User-Agents, in lower case, and their kinds; the first match counts.
 _PRODUCTS: tuple[tuple[bytes, str], ...] = (

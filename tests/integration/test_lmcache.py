@@ -133,7 +133,7 @@ async def test_router_keeps_sessions_on_instances_by_lmcache(
             assert [instance for instance, _ in agent.served] == [home] * 4
         hits = [(record.hit, record.usage) for record in application.telemetry.decisions.recent(1000)]
         known = [(hit, usage) for hit, usage in hits if hit is not None]
-        # The system prompt is credited to whoever registered first: of its own agents alone the controller is certain.
+        # The system prompt is credited to the first instance, so the controller is certain only of the agents there.
         assert {origin for (_, origin), _ in known} == tiers
         # What an instance holds in whole chunks is less than a chunk short of what it had cached, and never more.
         for (hit, _), usage in known:

@@ -1,4 +1,4 @@
-"""The router as a whole with token ids: who is asked for them and when, and what is told of it."""
+"""A whole router with token ids: when engines are asked for them, and what the trace shows."""
 
 from __future__ import annotations
 

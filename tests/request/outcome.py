@@ -1,4 +1,4 @@
-"""What a reading of a body comes to, to hold one way of reading against another."""
+"""Everything that is read of a body, to compare two ways of reading it."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_render_treats_string_as_text_part(type_: str) -> None:
         ({"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}, [b"patch", b"*** Begin"]),
         (THOUGHT, [b"hm"]),
         ({"role": "user", "content": "x", "invented": {"deep": [1]}}, [b"x"]),
-        ({"role": "user", "content": {"shape": "nobody knows"}}, [b"nobody knows"]),
+        ({"role": "user", "content": {"shape": "unknown to APIs"}}, [b"unknown to APIs"]),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, [b"5"]),
         ({"role": "user", "content": [{"type": "text", "text": None}]}, [b"<|user|>"]),
         ({"role": "alien", "content": "x"}, [b"<|alien|>", b"x"]),

@@ -43,7 +43,7 @@ PIECE = st.sampled_from(
 
 
 def found(screen: BodyScreen, body: bytes) -> bool | str:
-    """Whether all is plain, or why it is refused."""
+    """Return whether all is plain, or the refusal."""
     try:
         return screen(body).is_plain
     except RequestError as error:
@@ -271,7 +271,7 @@ CHANGES: dict[str, Callable[[Body], object]] = {
     "a message less": lambda body: body["messages"].pop(2),
     "no messages but one": lambda body: body.update(messages=body["messages"][:1]),
     "more of the last message": lambda body: body["messages"][-1].update(content="more"),
-    "a user who speaks twice": lambda body: body["messages"].append({"role": "user", "content": "and?"}),
+    "two messages of the user": lambda body: body["messages"].append({"role": "user", "content": "and?"}),
     "template arguments": lambda body: body.update(chat_template_kwargs={"x": 1}),
 }
 

@@ -328,7 +328,7 @@ def test_parse_refuses_priority_without_number(value: Any) -> None:
     ],
 )
 def test_parse_refuses_too_deep_parts(api: Api, body: bytes) -> None:
-    """What fits the stack where the whole is read need not where its parts are."""
+    """A body may fit the stack as a whole, and its parts may not, because they are decoded deeper."""
     refused = set()
     for depth in (*range(sys.getrecursionlimit() - 100, sys.getrecursionlimit()), 30_000):
         try:
@@ -339,7 +339,7 @@ def test_parse_refuses_too_deep_parts(api: Api, body: bytes) -> None:
 
 
 def test_parse_takes_little_memory_for_thousands_of_images() -> None:
-    """What waits for its answer is bounded by the bytes of bodies."""
+    """Waiting requests are bounded by the bytes of their bodies."""
     part = b'{"image_url":1,"source":1,"file":1,"audio_url":1,"video_url":1,"input_audio":1}'
     body = b'{"messages":[{"role":"user","content":[%b]}]}' % b",".join([part] * 1000)
     tracemalloc.start()

@@ -68,7 +68,7 @@ class Arrival(enum.Enum):
 
 
 class CacheState(enum.Enum):
-    """Whether the contents of a cache are known, or why they are not."""
+    """Knowledge of the contents of a cache, or the reason why they are unknown."""
 
     KNOWN = "known"
     #: The router subscribed after the engine started, and the replay socket does not reach back that far.
@@ -114,7 +114,7 @@ class RankStream:
 
     @property
     def state(self) -> CacheState:
-        """Whether the contents are known."""
+        """State of the contents."""
         if self.contents.unsupported:
             return CacheState.UNSUPPORTED
         if not self.contents.is_complete:

@@ -37,17 +37,17 @@ class NotTokenised(Exception):
 
 
 class Unsupported(NotTokenised):
-    """Its ids cannot be predicted: it has media, the engine truncates it, or only the engine has its history."""
+    """Prompt whose ids cannot be predicted: it has media, is truncated by the engine, or continues its history."""
 
 
 class Refused(NotTokenised):
-    """The engine or the chat template refuses it."""
+    """Prompt that the engine or the chat template refuses."""
 
     result = "refused"
 
 
 class Unavailable(NotTokenised):
-    """No encoder can tokenise it now, for reasons other than the prompt."""
+    """Prompt that no encoder can tokenise now, for reasons other than the prompt."""
 
     result = "unavailable"
 

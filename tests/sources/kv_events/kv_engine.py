@@ -108,12 +108,12 @@ class KvEngine:
         self._next = 0
 
     async def joined(self) -> None:
-        """Wait until somebody listens."""
+        """Wait for a subscriber."""
         async with asyncio.timeout(5):
             await self._events.recv()
 
     async def publish(self, *events: Any, rank: int = 0, lost: bool = False) -> int:
-        """One message; returns its number. A lost one reaches nobody, but the replay socket has it."""
+        """Publish one message and return its number. Only the replay socket has a lost one."""
         return await self.send(msgspec.msgpack.encode([float(next(self._clock)), list(events), rank]), lost=lost)
 
     async def send(self, payload: bytes, *, lost: bool = False) -> int:
@@ -128,7 +128,7 @@ class KvEngine:
         await self._events.send_multipart(frames)
 
     def disconnect(self) -> None:
-        """Break all connections to the events; nobody can connect until `connect_again`."""
+        """Break all connections to the events until `connect_again`."""
         self._events.close(linger=0)
 
     def connect_again(self) -> None:
@@ -157,7 +157,7 @@ class KvEngine:
 
 
 def free_address() -> str:
-    """An address on loopback that nobody has just now."""
+    """Return a free address on loopback."""
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.bind("tcp://127.0.0.1:*")
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)

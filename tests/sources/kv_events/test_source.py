@@ -332,7 +332,7 @@ async def test_source_lag_is_that_of_latest_published_message() -> None:
         await made(now - 50.0, lost=True)
         await made(now + 3600.0)
         await until(lambda: messages(source) == 3)
-        # One that a replay brought is as late as the replay; and a clock that is ahead makes nobody early.
+        # A replayed message has the lag of the replay, and a clock that is ahead gives no negative lag.
         assert told(source).lag_s == 0.0
 
 

@@ -196,7 +196,7 @@ class Engine:
         return next((at for at in range(len(prompt)) if not copies[prompt[: at + 1]]), len(prompt))
 
     def run(self, prompt: str, *, is_kept: bool) -> tuple[int, bytes] | None:
-        """A request for *prompt*, which goes on for some time if it *is_kept*; what is told of it, if anything is."""
+        """Run *prompt*, for some time if it *is_kept*; returns the message about it, if there is one."""
         hit = self.hit(prompt)
         if hit == len(prompt):
             hit -= 1  # the last token is computed again, and its block with it
@@ -241,7 +241,7 @@ class Engine:
 
 
 class Line:
-    """Between an engine and who listens: what is lost on it, and what its replay socket drops.
+    """Connection between an engine and a subscriber, which loses messages, and drops some of a replay.
 
     Args:
         size: blocks of the engine.
@@ -325,7 +325,7 @@ class Line:
         return found
 
     def check(self) -> None:
-        """Who knows is right; who does not know is certain of nothing that is not so."""
+        """Known contents are right; unknown contents are certain only of blocks that are held."""
         if not self.is_connected or self.is_deceived or self.processes > 1 or not self.listener.streams:
             return
         if self.stream.is_behind:

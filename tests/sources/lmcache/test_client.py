@@ -1,4 +1,4 @@
-"""LmcacheClient of the lookup services: wire formats, failures, suspension."""
+"""Client of the lookup services: wire formats, failures, suspension."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def test_controller_ignores_unknown_backends() -> None:
 
 @given(st.lists(st.frozensets(st.sampled_from("abc")), min_size=1, max_size=8))
 def test_controller_answer_with_one_instance_is_exact(holders: list[frozenset[str]]) -> None:
-    # The controller's own rule: each chunk to the first registered holder, up to the first chunk that nobody holds.
+    # The controller's own rule: each chunk to the first registered holder, up to the first chunk without one.
     layout: dict[str, list[object]] = {}
     for number, holding in enumerate(holders, 1):
         if not holding:

@@ -1,4 +1,4 @@
-"""ChatPrompt templates: content format and rendering."""
+"""Chat templates: content format and rendering."""
 
 from __future__ import annotations
 
