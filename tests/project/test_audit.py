@@ -1,4 +1,4 @@
-"""What the audit says of what pip-audit found: what fails it, and what it only tells."""
+"""Exit code and output of the audit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / ".ci" / "advisories.py"
+SCRIPT = Path(__file__).parents[2] / ".ci" / "advisories.py"
 CLEAN = {"name": "anyio", "version": "4.16.0", "vulns": []}
 STRUCK = {
     "name": "h11",
@@ -32,7 +32,7 @@ def told(folder: Path, packages: list[dict[str, Any]] | None, log: str = "") -> 
     return done.returncode, done.stdout.splitlines()
 
 
-def test_any_advisory_fails_it_and_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_audit_fails_on_advisory_and_names_fixed_versions(tmp_path: Path) -> None:
     assert told(tmp_path, [CLEAN, STRUCK]) == (
         1,
         [
@@ -43,11 +43,11 @@ def test_any_advisory_fails_it_and_is_named_with_the_way_out(tmp_path: Path) -> 
     )
 
 
-def test_none_passes(tmp_path: Path) -> None:
+def test_audit_passes_without_advisories(tmp_path: Path) -> None:
     assert told(tmp_path, [CLEAN]) == (0, ["advisories: 0 on 1 packages"])
 
 
-def test_packages_that_the_service_does_not_know_are_told_and_do_not_hide_the_others(tmp_path: Path) -> None:
+def test_audit_reports_unknown_packages_beside_advisories(tmp_path: Path) -> None:
     unasked = f"advisories: NOT LOOKED FOR on 1 of 2 packages ({UNKNOWN['skip_reason']})"
     assert told(tmp_path, [CLEAN, UNKNOWN]) == (0, [unasked, "advisories: 0 on 1 packages"])
     code, lines = told(tmp_path, [STRUCK, UNKNOWN])
@@ -64,7 +64,7 @@ def test_packages_that_the_service_does_not_know_are_told_and_do_not_hide_the_ot
         "pip_audit._service.interface.ServiceError",
     ],
 )
-def test_a_service_that_cannot_be_asked_is_told_and_fails_nothing(tmp_path: Path, last: str) -> None:
+def test_audit_reports_unreachable_service_and_passes(tmp_path: Path, last: str) -> None:
     code, (line,) = told(tmp_path, None, f"Traceback\n{last}\n")
     assert (code, line.startswith("advisories: NOT LOOKED FOR, the service could not be asked (")) == (0, True)
 
@@ -72,11 +72,11 @@ def test_a_service_that_cannot_be_asked_is_told_and_fails_nothing(tmp_path: Path
 @pytest.mark.parametrize(
     "last", ["ERROR:pip_audit._cli:requirement aiohttp==3.14.5 is not hashed", "ValueError: what", ""]
 )
-def test_an_audit_that_fails_otherwise_fails_it(tmp_path: Path, last: str) -> None:
+def test_audit_fails_on_other_errors_of_pip_audit(tmp_path: Path, last: str) -> None:
     code, lines = told(tmp_path, None, last)
     assert (code, lines[-1]) == (1, "advisories: pip-audit failed")
     assert last in lines
 
 
-def test_a_report_on_nothing_fails_it(tmp_path: Path) -> None:
+def test_audit_fails_on_empty_report(tmp_path: Path) -> None:
     assert told(tmp_path, [])[0] == 1

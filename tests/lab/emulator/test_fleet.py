@@ -1,3 +1,5 @@
+"""Listening emulated instances."""
+
 from __future__ import annotations
 
 import asyncio
@@ -14,7 +16,7 @@ from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import InstanceSettings
 
 
-async def test_instances_share_nothing_and_can_be_reached_as_soon_as_the_fleet_is_entered() -> None:
+async def test_fleet_instances_are_reachable_on_entry_and_share_nothing() -> None:
     body = {"prompt": "word " * 100, "max_tokens": 1}
     async with EmulatedFleet(2, InstanceSettings(time_scale=50)) as fleet, aiohttp.ClientSession() as client:
         assert len(set(fleet.urls)) == 2
@@ -27,7 +29,7 @@ async def test_instances_share_nothing_and_can_be_reached_as_soon_as_the_fleet_i
     assert cached == [0, 112, 0]
 
 
-async def test_leaving_ends_open_streams_as_aborted_and_frees_the_ports() -> None:
+async def test_fleet_exit_aborts_open_streams_and_frees_ports() -> None:
     body = {"prompt": "once", "max_tokens": 5000, "ignore_eos": True, "stream": True}
     async with aiohttp.ClientSession() as client:
         async with EmulatedFleet(1) as fleet:
@@ -41,7 +43,7 @@ async def test_leaving_ends_open_streams_as_aborted_and_frees_the_ports() -> Non
         await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
 
 
-async def test_a_port_that_is_taken_is_an_error_and_leaves_no_socket_open() -> None:
+async def test_fleet_taken_port_is_an_error_and_leaves_no_socket_open() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -51,7 +53,7 @@ async def test_a_port_that_is_taken_is_an_error_and_leaves_no_socket_open() -> N
                 pytest.fail("it listened on a port that is taken")
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_fleet_rejects_invalid_settings() -> None:
     with pytest.raises(ValueError, match="count is 0"):
         EmulatedFleet(0)
     for scale in (0, -1, math.inf, math.nan):
@@ -59,7 +61,7 @@ def test_what_makes_no_sense_is_refused() -> None:
             InstanceSettings(time_scale=scale)
 
 
-async def test_idle_connections_are_closed_after_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fleet_closes_idle_connections_after_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fleet_module.KEEP_ALIVE_S == 5
     monkeypatch.setattr(fleet_module, "KEEP_ALIVE_S", 0.1)
     async with EmulatedFleet(1) as fleet, asyncio.timeout(5):

@@ -1,20 +1,34 @@
+"""Chat template of the emulator."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.lab.emulator import call, instance
 from smetric.lab.emulator import call as tokenizer
-from smetric.lab.emulator import instance
-from smetric.lab.emulator.call import EngineError, InvalidBodyError
-from smetric.lab.emulator.chat import IMAGE_TOKENS, render
+from smetric.lab.emulator.call import Call, EngineError, Fields, InvalidBodyError, Limits
+from smetric.lab.emulator.chat import IMAGE_TOKENS, parse_chat, render
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.messages import parse_message
+from smetric.lab.emulator.responses import parse_response
+from smetric.request.request import Api
+from smetric.sources.tokens.engine import EngineEncoder
+from tests.sources.tokens.recorded import DATA, Recorded, ids_of, recorded
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
-def test_tools_come_first_then_the_messages_in_their_order() -> None:
+def test_template_renders_tools_then_messages_in_order() -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     tool = {"type": "function", "function": {"name": "f"}}
     assert tokenizer.decode(render(messages, [tool])) == (
@@ -26,7 +40,7 @@ def test_tools_come_first_then_the_messages_in_their_order() -> None:
 
 @pytest.mark.slow
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(1, 20), texts)
-def test_prompt_and_reply_are_a_prefix_of_the_next_turns_prompt(history: list[str], length: int, after: str) -> None:
+def test_template_prompt_and_reply_are_prefix_of_next_prompt(history: list[str], length: int, after: str) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": text} for text in history]
     prompt = render(messages)
     answer = instance.text(instance.digest(prompt, None, 0), length)
@@ -34,12 +48,12 @@ def test_prompt_and_reply_are_a_prefix_of_the_next_turns_prompt(history: list[st
     assert render(messages).startswith(prompt + answer.encode())
 
 
-def test_content_in_parts_is_the_same_as_in_one_string() -> None:
+def test_template_joins_content_parts() -> None:
     parts = [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "two"}]
     assert render([{"role": "user", "content": parts}]) == render([{"role": "user", "content": "onetwo"}])
 
 
-def test_an_image_takes_its_room_and_differs_from_another_but_not_by_cache_marks() -> None:
+def test_template_image_tokens_depend_on_image_but_not_on_cache_marks() -> None:
     def prompt(url: str, **marks: Any) -> bytes:
         part = {"type": "image_url", "image_url": {"url": url}, **marks}
         return render([{"role": "user", "content": [part]}])
@@ -49,7 +63,7 @@ def test_an_image_takes_its_room_and_differs_from_another_but_not_by_cache_marks
     assert prompt("a") == prompt("a", cache_control={"type": "ephemeral"})
 
 
-def test_tool_calls_are_part_of_the_prompt_without_their_ids() -> None:
+def test_template_renders_tool_calls_without_ids() -> None:
     def prompt(identity: str, arguments: str) -> bytes:
         call = {"id": identity, "type": "function", "function": {"name": "f", "arguments": arguments}}
         return render([{"role": "assistant", "content": None, "tool_calls": [call]}])
@@ -59,7 +73,7 @@ def test_tool_calls_are_part_of_the_prompt_without_their_ids() -> None:
     assert prompt("1", "{}") != prompt("1", '{"a": 1}')
 
 
-def test_what_cannot_be_rendered_is_an_error_that_names_the_place() -> None:
+def test_template_errors_name_the_place() -> None:
     with pytest.raises(EngineError, match="empty conversation"):
         render([])
     with pytest.raises(InvalidBodyError, match=r"body\.messages\.0\.role"):
@@ -70,6 +84,41 @@ def test_what_cannot_be_rendered_is_an_error_that_names_the_place() -> None:
         render([{"role": "user", "content": ""}], [{"function": {"name": "f"}}, {"name": "g"}])
 
 
-def test_the_last_message_may_be_left_open() -> None:
+def test_template_leaves_last_message_open_on_request() -> None:
     messages = [{"role": "user", "content": "go on"}, {"role": "assistant", "content": "One, "}]
     assert tokenizer.decode(render(messages, is_open=True)).endswith("<|im_start|>assistant\nOne, ")
+
+
+LIMITS = Limits(("tiny",), 8192)
+PARSERS: dict[Api, Callable[[Fields, Limits], Call]] = {
+    Api.CHAT: parse_chat,
+    Api.MESSAGES: parse_message,
+    Api.RESPONSES: parse_response,
+}
+#: Those of one conversation, under the chat template that is emulated.
+ROWS = [row for row in recorded("plain") if row.api in PARSERS]
+
+
+def prompt_of(row: Recorded) -> bytes:
+    """The emulated prompt of what was recorded."""
+    return PARSERS[row.api](Fields({"max_tokens": 1, **row.body}), LIMITS).prompts[0]
+
+
+@pytest.mark.parametrize("api", PARSERS)
+def test_template_renders_recorded_requests_as_real_engine(api: Api) -> None:
+    real = Tokenizer.from_file(str(DATA / "tokenizer.json"))
+    rows = [row for row in ROWS if row.api is api]
+    assert len(rows) >= 20
+    for row in rows:
+        assert call.decode(prompt_of(row)) == real.decode(row.ids, skip_special_tokens=False), row.body
+
+
+async def test_template_ids_equal_those_of_the_router() -> None:
+    async with EmulatedFleet(1, InstanceSettings(model="tiny")) as emulated:
+        encoder = EngineEncoder(Fleet([Instance("a", emulated.urls[0])], VOCABULARY), timeout_s=10.0)
+        await encoder.start()
+        for row in ROWS:
+            ids = await ids_of(encoder, row.api, row.body)
+            assert ids is not None, row.body
+            assert ids.tolist() == call.to_ids(prompt_of(row)), row.body
+        await encoder.stop()

@@ -1,3 +1,5 @@
+"""Messages requests in chat form."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,7 +15,7 @@ def prompt(**body: Any) -> bytes:
     return parse_message(Fields({"max_tokens": 4, **body}), LIMITS).prompts[0]
 
 
-def test_a_billing_header_that_changes_does_not_change_the_prompt() -> None:
+def test_messages_billing_header_does_not_change_prompt() -> None:
     def with_header(value: str) -> bytes:
         blocks = [
             {"type": "text", "text": f"x-anthropic-billing-header: {value}"},
@@ -26,7 +28,7 @@ def test_a_billing_header_that_changes_does_not_change_the_prompt() -> None:
     assert with_header("a") == plain
 
 
-def test_tool_use_and_results_become_calls_and_tool_messages() -> None:
+def test_messages_tool_use_and_results_become_calls_and_tool_messages() -> None:
     messages = [
         {"role": "user", "content": "weather?"},
         {
@@ -56,7 +58,7 @@ def test_tool_use_and_results_become_calls_and_tool_messages() -> None:
     )
 
 
-def test_counting_gives_the_tokens_of_the_prompt() -> None:
+def test_messages_count_tokens_equals_prompt_length() -> None:
     body = {"messages": [{"role": "user", "content": "hello world"}], "tools": [{"name": "f", "input_schema": {}}]}
     count = len(prompt(**body)) // 4
     answer = count_tokens(Fields(body), LIMITS)

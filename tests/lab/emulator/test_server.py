@@ -1,4 +1,4 @@
-"""The emulated engine on the wire, beside captures of a real vLLM: the same statuses, headers, framing and shapes."""
+"""HTTP interface of an emulated instance, compared with recorded answers of vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smetric.lab.emulator.instance import InstanceSettings
 from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
-CAPTURES = Path(__file__).parent.parent / "data" / "vllm"
+CAPTURES = Path(__file__).parents[2] / "data" / "vllm"
 #: What the model behind the captures was served with.
 ENGINE = EngineConfig(block_size=32, blocks=200, max_model_len=2048, max_running=4)
 SETTINGS = InstanceSettings(model="tiny", aliases=("tiny-alias",), engine=ENGINE, time_scale=100)
@@ -121,7 +121,7 @@ async def url() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_has_the_shape_and_headers_of_vllm(url: str, name: str) -> None:
+async def test_server_answer_has_shape_and_headers_of_vllm(url: str, name: str) -> None:
     request, expected = capture(name)
     answer = await exchange(url, request)
     assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
@@ -131,7 +131,7 @@ async def test_an_answer_has_the_shape_and_headers_of_vllm(url: str, name: str) 
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_a_stream_has_the_events_and_framing_of_vllm(url: str, name: str) -> None:
+async def test_server_stream_has_events_and_framing_of_vllm(url: str, name: str) -> None:
     request, expected = capture(name)
     answer = await exchange(url, request)
     assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
@@ -149,7 +149,7 @@ async def test_a_stream_has_the_events_and_framing_of_vllm(url: str, name: str) 
 
 
 @pytest.mark.parametrize("name", ERRORS)
-async def test_an_error_is_told_in_vllms_words(url: str, name: str) -> None:
+async def test_server_error_has_wording_of_vllm(url: str, name: str) -> None:
     request, expected = capture(name)
     answer = await exchange(url, request)
     assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
@@ -159,7 +159,7 @@ async def test_an_error_is_told_in_vllms_words(url: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["b_err_queue_full", "b_err_queue_full_stream", "b_err_queue_full_messages"])
-async def test_a_full_queue_is_answered_503_without_retry_after(name: str) -> None:
+async def test_server_answers_full_queue_with_503_without_retry_after(name: str) -> None:
     engine = EngineConfig(block_size=32, blocks=200, max_model_len=2048, max_running=1, max_waiting=0)
     async with EmulatedFleet(1, InstanceSettings(model="tiny", engine=engine, time_scale=0.1)) as fleet:
         instance, url = fleet.instances[0], fleet.urls[0]
@@ -173,14 +173,14 @@ async def test_a_full_queue_is_answered_503_without_retry_after(name: str) -> No
         assert (await first).json["choices"][0]["finish_reason"] == "abort"
 
 
-async def test_a_given_request_id_names_the_answer(url: str) -> None:
+async def test_server_uses_given_request_id(url: str) -> None:
     answer = await exchange(url, capture("chat_cached")[0])
     assert (answer.headers["x-request-id"], answer.json["id"]) == ("my-req-42", "chatcmpl-my-req-42")
     answer = await exchange(url, capture("chat_reqid_body")[0])
     assert answer.json["id"] == "chatcmpl-body-req-7"
 
 
-async def test_the_second_time_the_prompt_is_cached_in_every_api(url: str) -> None:
+async def test_server_reports_repeated_prompt_as_cached_in_every_api(url: str) -> None:
     text = "word " * 200
     bodies = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": text + "chat"}], "max_tokens": 1},
@@ -208,7 +208,7 @@ async def test_the_second_time_the_prompt_is_cached_in_every_api(url: str) -> No
             assert cached[0] < cached[1], path
 
 
-async def test_the_next_turn_hits_history_and_reply(url: str) -> None:
+async def test_server_next_turn_hits_history_and_reply(url: str) -> None:
     messages = [{"role": "user", "content": "question " * 50}]
     async with aiohttp.ClientSession() as client:
 
@@ -226,7 +226,7 @@ async def test_the_next_turn_hits_history_and_reply(url: str) -> None:
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed // 32 * 32
 
 
-async def test_a_client_that_leaves_ends_its_request_in_the_engine_at_once() -> None:
+async def test_server_disconnect_aborts_request_at_once() -> None:
     async with EmulatedFleet(1, InstanceSettings(time_scale=0.5)) as fleet, aiohttp.ClientSession() as client:
         engine = fleet.instances[0].engine
         body = {"prompt": "once upon a time", "max_tokens": 100_000, "ignore_eos": True}
@@ -243,7 +243,7 @@ async def test_a_client_that_leaves_ends_its_request_in_the_engine_at_once() -> 
             assert engine.cache.used == 0
 
 
-async def test_token_ids_from_tokenize_hit_what_the_chat_computed(url: str) -> None:
+async def test_server_token_ids_of_tokenize_hit_blocks_of_chat(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 1}
     async with aiohttp.ClientSession() as client:
         async with client.post(url + "/tokenize", json=body) as response:
@@ -255,7 +255,7 @@ async def test_token_ids_from_tokenize_hit_what_the_chat_computed(url: str) -> N
     assert usage["prompt_tokens_details"]["cached_tokens"] == len(ids) // 32 * 32
 
 
-async def test_a_salt_keeps_a_prompt_to_itself(url: str) -> None:
+async def test_server_salt_separates_prompts(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 1}
     cached = []
     async with aiohttp.ClientSession() as client:
@@ -265,7 +265,7 @@ async def test_a_salt_keeps_a_prompt_to_itself(url: str) -> None:
     assert cached == [0, 0, 256]
 
 
-async def test_each_of_several_replies_is_streamed_to_its_end(url: str) -> None:
+async def test_server_streams_each_of_several_replies_to_its_end(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 3, "max_tokens": 50, "stream": True}
     texts = {0: "", 1: "", 2: ""}
     reasons = []
@@ -280,7 +280,7 @@ async def test_each_of_several_replies_is_streamed_to_its_end(url: str) -> None:
     assert reasons.count("length") == 3
 
 
-async def test_a_reply_that_nobody_limits_ends_by_itself_and_is_the_same_again(url: str) -> None:
+async def test_server_unlimited_reply_ends_by_itself_and_is_repeatable(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     replies = []
     async with aiohttp.ClientSession() as client:
@@ -291,7 +291,7 @@ async def test_a_reply_that_nobody_limits_ends_by_itself_and_is_the_same_again(u
     assert replies[0] == replies[1]
 
 
-async def test_the_load_counts_what_generates() -> None:
+async def test_server_load_counts_generating_requests() -> None:
     async with EmulatedFleet(1) as fleet, aiohttp.ClientSession() as client:
         body = {"prompt": "once", "max_tokens": 5000, "ignore_eos": True, "stream": True}
         async with client.post(fleet.urls[0] + "/v1/completions", json=body) as stream:
@@ -300,7 +300,7 @@ async def test_the_load_counts_what_generates() -> None:
                 assert await response.json() == {"server_load": 1}
 
 
-async def test_a_prompt_text_is_never_repeated_in_an_error(url: str) -> None:
+async def test_server_errors_never_contain_prompt_text(url: str) -> None:
     bodies: list[tuple[str, Any]] = [
         ("/v1/chat/completions", {"messages": "my secret"}),
         ("/v1/chat/completions", {"messages": ["my secret"]}),
@@ -323,7 +323,7 @@ async def test_a_prompt_text_is_never_repeated_in_an_error(url: str) -> None:
         '{"messages":[{"role":"user","content":"x"}],"tools":[{"function":{"name":"f","parameters":%s}}]}',
     ],
 )
-async def test_a_body_of_any_depth_is_served_or_cannot_be_read(url: str, body: str) -> None:
+async def test_server_body_of_any_depth_is_served_or_unreadable(url: str, body: str) -> None:
     headers = {"content-type": "application/json"}
     told = {}
     async with aiohttp.ClientSession() as client:

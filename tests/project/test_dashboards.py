@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the collector ask for what SMetric tells, and Prometheus can read them."""
+"""Dashboard, alerts and collector examples against the metrics and attributes that exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smetric.app import Application
 from smetric.config.settings import InstanceSettings, Settings
 from smetric.names import spans
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 GRAFANA = EXAMPLES / "grafana"
 PROMETHEUS = EXAMPLES / "prometheus"
 METRICS = {metric.name: metric for metric in names.METRICS}
@@ -112,23 +112,23 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
         ("sum by (rule) (smetric_decisions_total)", "no label rule"),
     ],
 )
-def test_what_there_is_not_is_found(expr: str, says: str) -> None:
+def test_dashboard_checks_find_unknown_names(expr: str, says: str) -> None:
     assert faults(expr) == [says]
 
 
-def test_the_dashboard_is_what_its_script_writes() -> None:
+def test_dashboard_is_output_of_its_script() -> None:
     command = [sys.executable, str(GRAFANA / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, said(done)
 
 
-def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it() -> None:
+def test_dashboard_queries_every_metric_and_no_other() -> None:
     assert [(title, fault) for title, expr, _ in queries() for fault in faults(expr)] == []
     shown = {metric_of(name) for _, expr, _ in queries() for name in re.findall(r"\bsmetric_\w+", expr)}
     assert set(names.METRICS) - shown == set()
 
 
-def test_legends_name_labels_that_their_series_have() -> None:
+def test_dashboard_legends_name_existing_labels() -> None:
     for title, expr, legend in queries():
         asked = set(re.findall(r"\{\{(\w+)\}\}", legend))
         aggregated = re.match(r"^-?sum by \(([^)]*)\)", expr)
@@ -139,7 +139,7 @@ def test_legends_name_labels_that_their_series_have() -> None:
         assert asked <= have, title
 
 
-def test_panels_neither_overlap_nor_leave_the_grid_and_every_query_takes_the_chosen_source() -> None:
+def test_dashboard_panels_fit_the_grid_and_use_the_chosen_source() -> None:
     taken: set[tuple[int, int]] = set()
     every = list(panels(dashboard()["panels"]))
     assert len({panel["id"] for panel in every}) == len(every)
@@ -161,7 +161,7 @@ def test_panels_neither_overlap_nor_leave_the_grid_and_every_query_takes_the_cho
     assert asked == variables
 
 
-def test_prometheus_reads_every_query_of_the_dashboard(tmp_path: Path) -> None:
+def test_dashboard_queries_parse_in_prometheus(tmp_path: Path) -> None:
     written = [
         {"record": f"query:{number}", "expr": re.sub(r"\$__(rate_)?interval", "1m", expr)}
         for number, (_, expr, _) in enumerate(queries())
@@ -172,7 +172,7 @@ def test_prometheus_reads_every_query_of_the_dashboard(tmp_path: Path) -> None:
     assert done.returncode == 0, said(done)
 
 
-def test_alerts_ask_for_what_there_is_and_say_what_to_do() -> None:
+def test_alerts_query_existing_metrics_and_say_what_to_do() -> None:
     assert [(rule["alert"], fault) for rule in rules() for fault in faults(rule["expr"])] == []
     for rule in rules():
         assert rule["labels"]["severity"] in ("critical", "warning")
@@ -186,12 +186,12 @@ def test_alerts_ask_for_what_there_is_and_say_what_to_do() -> None:
         assert named <= have, rule["alert"]
 
 
-def test_every_alert_has_a_case_that_fires_it() -> None:
+def test_alerts_each_have_a_case_that_fires_them() -> None:
     cases = (PROMETHEUS / "smetric.rules.test.yml").read_text()
     assert [rule["alert"] for rule in rules() if f'alertname="{rule["alert"]}"' not in cases] == []
 
 
-def test_the_series_of_the_rules_tests_are_such_as_a_router_tells() -> None:
+def test_alerts_test_series_exist_in_router() -> None:
     for case in yaml.safe_load((PROMETHEUS / "smetric.rules.test.yml").read_text())["tests"]:
         for series in case["input_series"]:
             name, _, labels = series["series"].partition("{")
@@ -212,19 +212,19 @@ def test_the_series_of_the_rules_tests_are_such_as_a_router_tells() -> None:
     ],
     ids=" ".join,
 )
-def test_prometheus_takes_the_rules_and_they_pass_their_tests(arguments: tuple[str, ...]) -> None:
+def test_alerts_load_in_prometheus_and_pass_their_tests(arguments: tuple[str, ...]) -> None:
     done = promtool(*arguments)
     assert done.returncode == 0, said(done)
 
 
-def test_prometheus_finds_nothing_to_say_about_the_names_of_the_metrics() -> None:
+def test_metrics_names_pass_promtool() -> None:
     settings = Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),))
     page = generate_latest(Application(settings, environ={}).metrics.registry).decode()
     done = promtool("check", "metrics", text=page)
     assert done.returncode == 0, said(done)
 
 
-def test_the_collector_samples_by_attributes_and_outcomes_that_there_are() -> None:
+def test_collector_samples_by_existing_attributes_and_outcomes() -> None:
     sampling = yaml.safe_load((EXAMPLES / "tracing" / "collector.yml").read_text())["processors"]["tail_sampling"]
     types = {attribute.name: attribute.type for attribute in names.ATTRIBUTES}
     asked = {"string_attribute": {"string"}, "numeric_attribute": {"int", "double"}, "boolean_attribute": {"bool"}}

@@ -1,4 +1,4 @@
-"""What `make` does to the environment it set up."""
+"""Environment that `make` sets up."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_an_environment_is_made_anew_where_the_checkout_was_moved_or_copied(tmp_path: Path) -> None:
+def test_makefile_recreates_environment_after_move_or_copy(tmp_path: Path) -> None:
     here, there = tmp_path / "a checkout", tmp_path / "another"
     scripts = here / ".venv" / "bin"
     scripts.mkdir(parents=True)

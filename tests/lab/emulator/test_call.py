@@ -1,4 +1,4 @@
-"""Whatever stands where in a body, it is served or refused in vLLM's words, and nothing else is raised."""
+"""Fields, tokens and limits of one request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,39 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from smetric.lab.emulator import call
 from smetric.lab.emulator.call import EngineError, Fields, InvalidBodyError, Limits, UnreadableBodyError
 from smetric.lab.emulator.instance import Generation
 from smetric.lab.emulator.messages import count_tokens
 from smetric.lab.emulator.server import GENERATORS, detokenize, tokenize
+
+# Padding is made of zero bytes, so that a text that has its own comes back without them.
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
+
+@given(texts)
+def test_tokenizer_decodes_what_it_encodes(text: str) -> None:
+    tokens = call.encode(text)
+    assert call.decode(tokens) == text
+    assert call.count(tokens) == -(-len(text.encode()) // 4)
+
+
+@given(texts)
+def test_tokenizer_ids_convert_back_to_tokens(text: str) -> None:
+    tokens = call.encode(text)
+    ids = call.to_ids(tokens)
+    assert call.from_ids(ids) == tokens
+    assert all(0 <= token < call.VOCABULARY for token in ids)
+
+
+def test_tokenizer_markers_are_single_tokens_and_are_written_out() -> None:
+    tokens = call.START + call.encode("user\n") + call.END
+    assert call.decode(tokens) == "<|im_start|>user\n<|im_end|>"
+    assert call.strings(tokens) == ["<|im_start|>", "user", "\n", "<|im_end|>"]
+
 
 LIMITS = Limits(("tiny",), 4096)
 TEXT = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]
@@ -101,7 +129,7 @@ def status(answer: Callable[[Fields, Limits], object], body: bytes) -> int:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_whatever_stands_anywhere_in_a_body_is_served_or_refused(path: str) -> None:
+def test_fields_any_value_anywhere_is_served_or_rejected(path: str) -> None:
     answer: Callable[[Fields, Limits], object] = QUERIES.get(path) or generated(path)
     answer(Fields(deepcopy(BODIES[path])), LIMITS)
     for at in places(BODIES[path]):
@@ -111,11 +139,11 @@ def test_whatever_stands_anywhere_in_a_body_is_served_or_refused(path: str) -> N
 
 
 @pytest.mark.parametrize("body", [b'{"a":"\xff"}', b"[" * 200_000, b'{"a":' + b"1" * 5000 + b"}"])
-def test_what_the_parser_cannot_read_is_said_to_be_unreadable(body: bytes) -> None:
+def test_fields_report_unparsable_body_as_unreadable(body: bytes) -> None:
     with pytest.raises(UnreadableBodyError):
         Fields.of_body(body)
 
 
-def test_half_a_surrogate_pair_is_no_text() -> None:
+def test_fields_reject_half_a_surrogate_pair() -> None:
     with pytest.raises(InvalidBodyError, match="valid string"):
         Fields.of_body(b'{"a": ["\\ud800"]}')

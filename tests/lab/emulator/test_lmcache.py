@@ -1,3 +1,5 @@
+"""Emulated LMCache services."""
+
 from __future__ import annotations
 
 import io
@@ -28,7 +30,7 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-async def test_both_services_say_what_each_instance_has_cached_in_whole_chunks() -> None:
+async def test_lmcache_both_services_report_cached_chunks_per_instance() -> None:
     prompt = list(range(1000, 2024))
     settings = InstanceSettings(model="m", engine=EngineConfig(block_size=32, blocks=1000, max_model_len=4096))
     async with EmulatedFleet(3, settings, lmcache=True) as fleet, aiohttp.ClientSession() as client:
@@ -52,7 +54,7 @@ async def test_both_services_say_what_each_instance_has_cached_in_whole_chunks()
         assert (await post(client, fleet.lmcache_url + "/lookup", {"tokens": prompt}))[1]["layout_info"] == {}
 
 
-async def test_answers_have_the_shape_of_the_real_ones() -> None:
+async def test_lmcache_answers_have_recorded_shape() -> None:
     async with EmulatedFleet(1, InstanceSettings(model="m"), lmcache=True) as fleet, aiohttp.ClientSession() as client:
         prompt = list(range(1000, 1512))
         assert (await post(client, fleet.urls[0] + "/v1/completions", {"prompt": prompt, "max_tokens": 1}))[0] == 200
@@ -76,13 +78,13 @@ async def test_answers_have_the_shape_of_the_real_ones() -> None:
         ("/no_such", {}, "controller_38_unknown_endpoint"),
     ],
 )
-async def test_what_they_do_not_take_is_refused_with_the_same_status(path: str, body: Any, capture: str) -> None:
+async def test_lmcache_rejects_with_recorded_status(path: str, body: Any, capture: str) -> None:
     async with EmulatedFleet(1, lmcache=True) as fleet, aiohttp.ClientSession() as client:
         status, answer = await post(client, fleet.lmcache_url + path, body)
         assert (status, list(answer)) == (exchange(capture)[1], ["detail"])
 
 
-async def test_what_would_hold_up_every_instance_or_cannot_be_read_is_refused() -> None:
+async def test_lmcache_rejects_oversized_and_unreadable_requests() -> None:
     async with EmulatedFleet(1, lmcache=True) as fleet, aiohttp.ClientSession() as client:
         url = fleet.lmcache_url + "/directory/lookup"
         status, answer = await post(client, url, {"token_ids": [1] * 300, "model_name": "m", "world_size": 10**12})
@@ -91,7 +93,7 @@ async def test_what_would_hold_up_every_instance_or_cannot_be_read_is_refused() 
             assert response.status == 400
 
 
-async def test_it_lists_its_instances_and_is_healthy() -> None:
+async def test_lmcache_lists_instances_and_is_healthy() -> None:
     async with EmulatedFleet(2, lmcache=True) as fleet, aiohttp.ClientSession() as client:
         async with client.get(fleet.lmcache_url + "/instances") as response:
             listed = orjson.loads(await response.read())["instances"]

@@ -1,3 +1,5 @@
+"""Emulated instance."""
+
 from __future__ import annotations
 
 import asyncio
@@ -7,7 +9,7 @@ from smetric.lab.emulator.call import Call
 from smetric.lab.emulator.instance import EmulatedInstance, InstanceSettings
 
 
-async def test_an_instance_that_aborted_everything_serves_what_comes_after() -> None:
+async def test_instance_serves_requests_after_abort_all() -> None:
     instance = EmulatedInstance(InstanceSettings(time_scale=100))
     aborted, served = (Call(prompts=[call.encode("hello")], model="emulated", limit=2) for _ in range(2))
     first = instance.generate(aborted)

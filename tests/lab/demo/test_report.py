@@ -1,4 +1,4 @@
-"""Which decisions are shown, of plays made up of a policy's own decisions on written-down snapshots."""
+"""Example decisions of the report."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def shown(play: Play) -> list[tuple[str, str | None, str, str | None]]:
     ]
 
 
-def test_a_first_one_that_returned_and_one_that_moved_by_a_guard() -> None:
+def test_examples_are_first_returned_and_moved_by_guard() -> None:
     overloaded = (2, [950, 0, 0], [9, 1, 2])
     back_without_a_guard = (3, [950, 0, 0], [5, 5, 5])
     play = made((0, [0, 0, 0], [1, 2, 2]), (1, [900, 0, 0], [2, 2, 2]), overloaded, back_without_a_guard)
@@ -50,11 +50,11 @@ def test_a_first_one_that_returned_and_one_that_moved_by_a_guard() -> None:
     ]
 
 
-def test_where_none_moved_the_one_nearest_to_it_is_shown() -> None:
+def test_examples_show_most_loaded_return_when_none_moved() -> None:
     play = made((0, [0, 0, 0], [1, 2, 2]), (1, [900, 0, 0], [3, 1, 2]), (2, [900, 0, 0], [2, 2, 2]))
     assert shown(play)[2][0] == "No follow-up moved"
     assert list(examples(play)[2].decision.snapshot.columns["requests"]) == [3.0, 1.0, 2.0]
 
 
-def test_a_play_of_first_requests_has_one_example() -> None:
+def test_examples_of_first_requests_are_one() -> None:
     assert [title for title, *_ in shown(made((0, [0, 0, 0], [1, 2, 2])))] == ["A first request"]

@@ -1,10 +1,35 @@
+"""Prefix cache of one engine."""
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.lab.store import PrefixCache
+from smetric.lab.store import TOKEN_BYTES, PrefixCache, block_keys, root_key
+
+
+@given(st.binary(max_size=400), st.binary(max_size=400), st.integers(1, 8))
+def test_block_keys_of_prefix_are_prefix_of_keys(first: bytes, second: bytes, block_size: int) -> None:
+    width = block_size * TOKEN_BYTES
+    keys = block_keys(first + second, block_size)
+    assert len(keys) == len(first + second) // width
+    short = block_keys(first, block_size)
+    assert keys[: len(short)] == short
+
+
+def test_block_keys_depend_on_everything_before_their_block() -> None:
+    assert block_keys(b"aaaabbbb", 1)[1] != block_keys(b"xxxxbbbb", 1)[1]
+
+
+def test_block_keys_change_with_salt() -> None:
+    tokens = b"aaaabbbb"
+    plain, salted = block_keys(tokens, 1, root_key()), block_keys(tokens, 1, root_key("tenant"))
+    assert not set(plain) & set(salted)
+
+
+def test_block_keys_are_equal_in_every_process() -> None:
+    assert block_keys(b"abcdefgh", 2) == [8017998777839871107]
 
 
 def filled(cache: PrefixCache, keys: list[int]) -> None:
@@ -15,7 +40,7 @@ def filled(cache: PrefixCache, keys: list[int]) -> None:
     cache.release(keys, 0)
 
 
-def test_only_leading_blocks_count_as_hits() -> None:
+def test_cache_counts_leading_blocks_as_hits() -> None:
     cache = PrefixCache(8)
     filled(cache, [1, 2, 3])
     assert cache.match([1, 2, 3, 4]) == 3
@@ -23,14 +48,14 @@ def test_only_leading_blocks_count_as_hits() -> None:
     assert cache.match([9, 1, 2]) == 0
 
 
-def test_the_end_of_a_prefix_is_forgotten_before_its_beginning() -> None:
+def test_cache_evicts_end_of_prefix_before_its_beginning() -> None:
     cache = PrefixCache(4)
     filled(cache, [1, 2, 3])
     assert cache.reserve(2)
     assert cache.match([1, 2, 3]) == 2
 
 
-def test_the_prefix_that_was_used_longest_ago_is_forgotten_first() -> None:
+def test_cache_evicts_least_recently_used_prefix_first() -> None:
     cache = PrefixCache(4)
     filled(cache, [1, 2])
     filled(cache, [5, 6])
@@ -40,7 +65,7 @@ def test_the_prefix_that_was_used_longest_ago_is_forgotten_first() -> None:
     assert (cache.match([1, 2]), cache.match([5, 6])) == (2, 0)
 
 
-def test_pinned_blocks_are_never_evicted_and_room_is_all_or_nothing() -> None:
+def test_cache_keeps_pinned_blocks_and_reserves_all_or_nothing() -> None:
     cache = PrefixCache(3)
     filled(cache, [1, 2])
     cache.pin([1, 2])
@@ -48,7 +73,7 @@ def test_pinned_blocks_are_never_evicted_and_room_is_all_or_nothing() -> None:
     assert (cache.used, cache.available, cache.match([1, 2])) == (2, 1, 2)
 
 
-def test_a_shared_block_is_held_until_the_last_sequence_lets_it_go() -> None:
+def test_cache_holds_shared_block_until_its_last_release() -> None:
     cache = PrefixCache(2)
     assert cache.reserve(1)
     cache.commit(7)
@@ -59,7 +84,7 @@ def test_a_shared_block_is_held_until_the_last_sequence_lets_it_go() -> None:
     assert cache.reserve(2)
 
 
-def test_two_sequences_that_compute_the_same_block_share_it() -> None:
+def test_cache_shares_block_computed_twice() -> None:
     cache = PrefixCache(4)
     assert cache.reserve(2)
     cache.commit(7)
@@ -69,18 +94,18 @@ def test_two_sequences_that_compute_the_same_block_share_it() -> None:
     assert cache.used == 1
 
 
-def test_pinning_what_is_not_cached_is_an_error() -> None:
+def test_cache_pin_of_missing_block_raises() -> None:
     with pytest.raises(KeyError):
         PrefixCache(4).pin([1])
 
 
-def test_a_cache_without_blocks_is_refused() -> None:
+def test_cache_without_blocks_is_rejected() -> None:
     with pytest.raises(ValueError, match="capacity is 0"):
         PrefixCache(0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5), st.booleans()), max_size=40))
-def test_blocks_are_neither_lost_nor_made(steps: list[tuple[int, int, bool]]) -> None:
+def test_cache_blocks_always_add_up(steps: list[tuple[int, int, bool]]) -> None:
     """Sequences over six prefixes come and go; what they hold, what is idle and what is free add up at any time."""
     cache = PrefixCache(12)
     held: list[tuple[list[int], int]] = []

@@ -1,4 +1,4 @@
-"""A tiny demo in this process: engines, router and agents are the real ones, only fewer and faster."""
+"""Demo in this process: real engines, router and agents, only fewer and faster."""
 
 import pytest
 
@@ -20,7 +20,7 @@ async def played(policy: str) -> tuple[Play, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("policy", ["smetric", "load_only"])
-async def test_every_request_is_answered_and_the_figures_agree_with_the_answers(policy: str) -> None:
+async def test_demo_answers_every_request_and_figures_agree(policy: str) -> None:
     play, told = await played(policy)
     assert [answer.status for answer in play.answers] == [200] * 9
     assert told == [(n, 9) for n in range(1, 10)]
@@ -39,7 +39,7 @@ async def test_every_request_is_answered_and_the_figures_agree_with_the_answers(
         assert 0 <= answer.cached_tokens < answer.prompt_tokens
 
 
-async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> None:
+async def test_demo_report_shows_table_decisions_and_next_steps() -> None:
     play, _ = await played("smetric")
     titles = [example.title for example in examples(play)]
     assert len(titles) == 3 or play.figures.returned == 0
@@ -54,7 +54,7 @@ async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> No
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
-async def test_an_account_longer_than_a_line_goes_on_further_in(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_report_indents_wrapped_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     play, _ = await played("smetric")
     monkeypatch.setattr("smetric.lab.demo.report._WIDTH", 48)
     told = report([play], None, "bin/smetric", {}).splitlines()
@@ -63,7 +63,7 @@ async def test_an_account_longer_than_a_line_goes_on_further_in(monkeypatch: pyt
     assert any(line.startswith(" " * 9) for line in told[first : first + 6])
 
 
-async def test_lmcache_tells_what_engines_hold_and_a_decision_by_it_names_the_tier() -> None:
+async def test_demo_by_lmcache_names_the_tier_in_decisions() -> None:
     # Prompts of several of LMCache's chunks, 256 tokens each.
     async with stage.engines(20.0) as engines:
         play = await perform(engines, "smetric", SESSIONS, speed=20.0, progress=lambda *_: None, by_lmcache=True)
@@ -80,19 +80,19 @@ async def test_lmcache_tells_what_engines_hold_and_a_decision_by_it_names_the_ti
     assert "hit_len from lmcache:host" in text
 
 
-async def test_traces_are_said_to_go_where_the_environment_sends_them() -> None:
+async def test_demo_report_names_collector_of_environment() -> None:
     play, _ = await played("load_only")
     text = report([play], None, "smetric", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
     assert "went to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names" in text
 
 
-async def test_each_play_begins_with_empty_caches() -> None:
+async def test_demo_play_starts_with_empty_caches() -> None:
     async with stage.engines(20.0) as engines:
         for _ in range(2):
             play = await perform(engines, "smetric", SESSIONS[:1], speed=20.0, progress=lambda *_: None)
             assert play.answers[0].cached_tokens == 0
 
 
-async def test_a_policy_that_does_not_exist_is_a_configuration_error() -> None:
+async def test_demo_unknown_policy_is_configuration_error() -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         await played("nosuch")

@@ -1,3 +1,5 @@
+"""Model of one engine."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,7 +11,21 @@ from hypothesis import strategies as st
 
 from smetric.lab.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, State, StepTime, TooLongError
 
-EVENTS = Path(__file__).parent.parent / "data" / "kv_events" / "kv_int_hash.jsonl"
+
+def test_step_time_defaults_match_measured_h20() -> None:
+    step = StepTime()
+    prefill = step(4096, 4096 * 2048, 0, 0)
+    assert 4096 / prefill == pytest.approx(16_594, rel=0.1)
+    decode = step(0, 0, 100, 100 * 5000)
+    assert decode == pytest.approx(0.038, rel=0.1)
+
+
+def test_step_time_adds_every_part_of_batch() -> None:
+    step = StepTime(fixed_s=1, prefill_s=10, attention_s=100, decode_s=1000, context_s=10_000)
+    assert step(2, 3, 4, 5) == 1 + 20 + 300 + 4000 + 50_000
+
+
+EVENTS = Path(__file__).parents[1] / "data" / "kv_events" / "kv_int_hash.jsonl"
 FLAT = StepTime(fixed_s=1.0, prefill_s=0.0, attention_s=0.0, decode_s=0.0, context_s=0.0)
 
 
@@ -33,7 +49,7 @@ def run(model: Engine, now: float = 0.0) -> float:
     raise AssertionError("it does not end")
 
 
-def test_a_prompt_gives_its_first_token_after_prefill_and_then_one_a_step() -> None:
+def test_engine_emits_first_token_after_prefill_then_one_a_step() -> None:
     model = engine()
     sequence = SequenceRequest(prompt_len=10, output_len=3)
     model.submit(sequence, 0.0)
@@ -42,7 +58,7 @@ def test_a_prompt_gives_its_first_token_after_prefill_and_then_one_a_step() -> N
     assert sequence.state is State.FINISHED
 
 
-def test_a_long_prompt_is_prefilled_in_chunks_while_others_decode() -> None:
+def test_engine_prefills_long_prompt_in_chunks_while_others_decode() -> None:
     model = engine()
     short = SequenceRequest(prompt_len=4, output_len=6)
     model.submit(short, 0.0)
@@ -56,7 +72,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_while_others_decode() -> None:
     assert short.ended_s == 6.0
 
 
-def test_a_later_turn_hits_history_and_reply_but_always_computes_its_last_token() -> None:
+def test_engine_later_turn_hits_history_but_computes_last_token() -> None:
     model = engine()
     first = SequenceRequest(prompt_len=16, output_len=9, keys=keys(1, 24))
     model.submit(first, 0.0)
@@ -70,7 +86,7 @@ def test_a_later_turn_hits_history_and_reply_but_always_computes_its_last_token(
     assert (model.totals.queries, model.totals.hits) == (72, 36)
 
 
-def test_blocks_can_be_hit_only_after_the_step_that_computes_them() -> None:
+def test_engine_blocks_can_be_hit_after_their_step() -> None:
     model = engine()
     first = SequenceRequest(prompt_len=9, output_len=1, keys=keys(1, 8))
     second = SequenceRequest(prompt_len=9, output_len=1, keys=keys(1, 8))
@@ -83,7 +99,7 @@ def test_blocks_can_be_hit_only_after_the_step_that_computes_them() -> None:
     assert second.hit_len == 0
 
 
-def test_sequences_wait_while_the_batch_is_full() -> None:
+def test_engine_queues_while_batch_is_full() -> None:
     model = engine(max_running=2)
     for _ in range(3):
         model.submit(SequenceRequest(prompt_len=4, output_len=2), 0.0)
@@ -94,7 +110,7 @@ def test_sequences_wait_while_the_batch_is_full() -> None:
     assert model.totals.generated == 6
 
 
-def test_sequences_wait_while_the_kv_blocks_are_taken() -> None:
+def test_engine_queues_while_kv_blocks_are_taken() -> None:
     model = engine(blocks=8, max_model_len=32, max_batched_tokens=64)
     for _ in range(2):
         model.submit(SequenceRequest(prompt_len=20, output_len=2), 0.0)
@@ -105,7 +121,7 @@ def test_sequences_wait_while_the_kv_blocks_are_taken() -> None:
     assert model.totals.generated == 4
 
 
-def test_the_last_one_admitted_is_pushed_out_when_decoding_needs_its_blocks() -> None:
+def test_engine_preempts_last_admitted_when_decoding_needs_blocks() -> None:
     model = engine(blocks=8, max_model_len=32)
     first = SequenceRequest(prompt_len=15, output_len=17, keys=keys(1, 32))
     second = SequenceRequest(prompt_len=15, output_len=17, keys=keys(2, 32))
@@ -118,7 +134,7 @@ def test_the_last_one_admitted_is_pushed_out_when_decoding_needs_its_blocks() ->
     assert model.totals.generated == 34
 
 
-def test_an_abort_frees_the_blocks_at_once_even_in_the_middle_of_a_step() -> None:
+def test_engine_abort_frees_blocks_at_once_also_during_step() -> None:
     model = engine()
     running = SequenceRequest(prompt_len=20, output_len=50)
     other = SequenceRequest(prompt_len=4, output_len=1)
@@ -137,7 +153,7 @@ def test_an_abort_frees_the_blocks_at_once_even_in_the_middle_of_a_step() -> Non
     assert model.start(1.0) is None
 
 
-def test_what_is_forgotten_is_what_a_real_engine_forgot() -> None:
+def test_engine_evicts_what_a_real_engine_evicted() -> None:
     """Eight prompts in a cache of 199 blocks (vLLM keeps one of its 200 to itself); the last makes it remove 60."""
     # An engine of this size that runs a prompt of 2,000 tokens alone does so in one step.
     real = Engine(EngineConfig(block_size=32, blocks=199, max_model_len=2048, step_time=FLAT))
@@ -161,7 +177,7 @@ def test_what_is_forgotten_is_what_a_real_engine_forgot() -> None:
         assert real.hit_length(chain) == 32 * kept
 
 
-def test_a_full_queue_refuses_and_counts_it() -> None:
+def test_engine_full_queue_rejects_and_counts() -> None:
     model = engine(max_running=1, max_waiting=1)
     model.submit(SequenceRequest(prompt_len=4, output_len=9), 0.0)
     model.start(0.0)
@@ -171,7 +187,7 @@ def test_a_full_queue_refuses_and_counts_it() -> None:
     assert model.totals.refused == 1
 
 
-def test_what_can_never_fit_is_refused_with_its_lengths() -> None:
+def test_engine_rejects_sequence_that_can_never_fit() -> None:
     with pytest.raises(TooLongError, match="120 prompt and 9 output tokens exceed max_model_len 128"):
         engine().submit(SequenceRequest(prompt_len=120, output_len=9), 0.0)
     with pytest.raises(ValueError, match="max_model_len is 500"):
@@ -180,7 +196,7 @@ def test_what_can_never_fit_is_refused_with_its_lengths() -> None:
         engine().submit(SequenceRequest(prompt_len=0, output_len=1), 0.0)
 
 
-def test_steps_begin_and_end_in_turn() -> None:
+def test_engine_steps_begin_and_end_in_turn() -> None:
     model = engine()
     with pytest.raises(RuntimeError, match="no step is under way"):
         model.finish(0.0)
@@ -198,7 +214,7 @@ requests = st.lists(
 
 
 @given(requests)
-def test_whatever_arrives_and_leaves_every_sequence_ends_and_every_block_comes_back(
+def test_engine_every_sequence_ends_and_every_block_is_freed(
     arrivals: list[tuple[int, int, int, int, bool]],
 ) -> None:
     model = engine(blocks=18, max_model_len=64, max_running=4)

@@ -1,4 +1,4 @@
-"""The built wheel of `smetric-router`: its name, its content, and its command without the checkout."""
+"""Built wheel of `smetric-router`: name, content, and command without the checkout."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from smetric import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The extension for VS Code: what its manifest promises, and what its client does where a script plays VS Code."""
+"""Editor extension for Visual Studio Code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "grammar"
+FOLDER = Path(__file__).parents[2] / "grammar"
 MANIFEST: dict[str, Any] = json.loads((FOLDER / "package.json").read_text())
 NODE = shutil.which("node")
 
@@ -59,7 +59,7 @@ def played(path: str) -> list[list[Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_manifest_names_the_client_its_library_and_when_it_begins() -> None:
+def test_vscode_manifest_names_client_library_and_activation() -> None:
     (language,) = MANIFEST["contributes"]["languages"]
     client = (FOLDER / MANIFEST["main"]).read_text()
     assert MANIFEST["activationEvents"] == [f"onLanguage:{language['id']}"]
@@ -68,7 +68,7 @@ def test_the_manifest_names_the_client_its_library_and_when_it_begins() -> None:
     assert f'language: "{language["id"]}"' in client
 
 
-def test_what_the_manifest_offers_is_there() -> None:
+def test_vscode_client_registers_commands_of_manifest() -> None:
     client = (FOLDER / MANIFEST["main"]).read_text()
     offered = [each["command"] for each in MANIFEST["contributes"]["commands"]]
     assert [name for name in offered if f'registerCommand("{name}"' not in client] == []
@@ -78,7 +78,7 @@ def test_what_the_manifest_offers_is_there() -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")
-def test_the_client_starts_smetric_lsp_restarts_it_and_stops_it() -> None:
+def test_vscode_client_starts_restarts_and_stops_server() -> None:
     server = {"command": "/opt/venv/bin/smetric", "args": ["lsp"]}
     start = ["start", server, {"documentSelector": [{"language": "smetric-policy", "scheme": "file"}]}]
     assert played("/opt/venv/bin/smetric") == [
@@ -91,7 +91,7 @@ def test_the_client_starts_smetric_lsp_restarts_it_and_stops_it() -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")
-def test_a_server_that_does_not_start_is_said_with_the_ways_out() -> None:
+def test_vscode_client_reports_failed_start_with_ways_out() -> None:
     (kind, text), commands, again = played("missing")
     assert (kind, again[0]) == ("error", "error")
     assert commands == ["commands", ["smetric.restart"], 1]

@@ -1,4 +1,4 @@
-"""The lock files hold what pyproject.toml asks for, every package with its hashes, and no address of a registry."""
+"""Lock files: content of pyproject.toml, hashes, no address of a registry."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOCKS = {
     "requirements.lock": ["project"],
     "requirements-build.lock": ["build"],
@@ -31,7 +31,7 @@ def pinned(lock: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_a_lock_holds_what_is_asked_for(lock: str) -> None:
+def test_lock_holds_requirements(lock: str) -> None:
     versions = pinned(lock)
     for group in LOCKS[lock]:
         for requirement in asked_for(group):
@@ -41,7 +41,7 @@ def test_a_lock_holds_what_is_asked_for(lock: str) -> None:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_every_package_of_a_lock_has_hashes_and_nothing_says_where_it_came_from(lock: str) -> None:
+def test_lock_has_hashes_and_no_registry_address(lock: str) -> None:
     text = (ROOT / lock).read_text()
     entries = re.split(r"^(?=\S)", text, flags=re.M)
     assert [entry for entry in entries if entry.strip() and "--hash=sha256:" not in entry] == []
@@ -49,11 +49,11 @@ def test_every_package_of_a_lock_has_hashes_and_nothing_says_where_it_came_from(
     assert "index" not in text
 
 
-def test_tests_run_on_the_versions_that_are_installed_for_users() -> None:
+def test_lock_of_tests_contains_versions_for_users() -> None:
     assert pinned("requirements.lock").items() <= pinned("requirements-dev.lock").items()
     assert pinned("requirements-build.lock").items() <= pinned("requirements-dev.lock").items()
 
 
-def test_what_builds_the_package_is_asked_for_once() -> None:
+def test_lock_build_requirements_are_stated_once() -> None:
     system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert [str(Requirement(text)) for text in system] == [str(requirement) for requirement in asked_for("build")]

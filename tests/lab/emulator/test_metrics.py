@@ -1,3 +1,5 @@
+"""`/metrics` of an emulated instance."""
+
 from __future__ import annotations
 
 import asyncio
@@ -11,10 +13,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from smetric.lab.emulator import call as tokenizer
 from smetric.lab.emulator.call import Call
 from smetric.lab.emulator.instance import EmulatedInstance, InstanceSettings
-from smetric.lab.emulator.metrics import CONTENT_TYPE, REASONS
+from smetric.lab.emulator.metrics import CONTENT_TYPE, REASONS, Histogram
 from smetric.lab.engine import EngineConfig, SequenceRequest
 
-CAPTURES = Path(__file__).parent.parent / "data" / "vllm"
+
+def test_histogram_counts_value_in_every_bucket_above_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe(1.0)
+    histogram.observe(1.5, times=3)
+    histogram.observe(9.0)
+    assert histogram.buckets() == [("1.0", 1.0), ("2.0", 4.0), ("+Inf", 5.0)]
+    assert histogram.sum == 14.5
+
+
+CAPTURES = Path(__file__).parents[2] / "data" / "vllm"
 SETTINGS = InstanceSettings(
     model="tiny", engine=EngineConfig(block_size=32, blocks=200, max_model_len=2048), time_scale=10
 )
@@ -35,7 +47,7 @@ def value(page: bytes, name: str, **labels: str) -> float:
     return found[0]
 
 
-def test_every_metric_of_vllm_is_there_with_its_type_labels_and_buckets() -> None:
+def test_metrics_have_types_labels_and_buckets_of_vllm() -> None:
     head, _, page = (CAPTURES / "metrics_idle.http").read_text().partition("===== RESPONSE =====")[2].partition("\n\n")
     assert f"content-type: {CONTENT_TYPE}" in head
     real = families(page)
@@ -57,7 +69,7 @@ def test_every_metric_of_vllm_is_there_with_its_type_labels_and_buckets() -> Non
         assert ours_config[name] == real_config[name]
 
 
-def test_the_page_shows_the_queue_the_cache_and_what_was_computed() -> None:
+def test_metrics_show_queue_cache_and_computed_tokens() -> None:
     instance = EmulatedInstance(SETTINGS)
     engine = instance.engine
     first = SequenceRequest(prompt_len=70, output_len=2, keys=[1, 2])
@@ -82,7 +94,7 @@ def test_the_page_shows_the_queue_the_cache_and_what_was_computed() -> None:
     assert value(page, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 1
 
 
-async def test_what_a_load_comes_to_adds_up_as_on_the_real_page() -> None:
+async def test_metrics_add_up_as_in_recorded_page() -> None:
     def adds_up(page: bytes) -> bool:
         """Each prompt was computed or found, and steps brought what of them was computed and all that was generated."""
         prompt, generated = value(page, "vllm:prompt_tokens_total"), value(page, "vllm:generation_tokens_total")
@@ -114,7 +126,7 @@ async def test_what_a_load_comes_to_adds_up_as_on_the_real_page() -> None:
     assert adds_up(instance.metrics.page())
 
 
-def test_a_restart_starts_the_counters_and_the_start_time_again() -> None:
+def test_metrics_restart_with_new_counters_and_start_time() -> None:
     instance = EmulatedInstance(SETTINGS)
     engine = instance.engine
     engine.submit(SequenceRequest(prompt_len=70, output_len=1, keys=[1, 2]), 0.0)

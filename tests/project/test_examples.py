@@ -1,4 +1,6 @@
-"""Every example runs: configurations load, policies pass their tests, command lines parse."""
+"""Examples and recipes: configurations load, policies pass their tests, command lines parse."""
+
+from __future__ import annotations
 
 import os
 import re
@@ -14,8 +16,9 @@ from smetric.cli import main
 from smetric.config import load_settings
 from smetric.config.load import fields_of, stack
 from smetric.config.settings import Settings
+from tests.walkthrough import steps
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 #: Pages that are walked through in tests of their own, with all that goes wrong on the way.
 WALKED = {"first-policy.md", "recipes.md"}
@@ -63,7 +66,7 @@ def parse(words: list[str]) -> None:
         command.make_context(command.name, words)
 
 
-def test_a_command_line_that_does_not_parse_is_found() -> None:
+def test_manual_check_finds_invalid_command_line() -> None:
     page = "```sh\nTZ=UTC smetric serve --prot 1 \\\n  --host a  # why\nvllm serve '{\n  }'\nsmetric config shw\n```\n"
     lines = list(command_lines(page))
     assert lines == [["serve", "--prot", "1", "--host", "a"], ["config", "shw"]]
@@ -73,7 +76,7 @@ def test_a_command_line_that_does_not_parse_is_found() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
-def test_every_command_line_in_the_manual_parses(path: Path) -> None:
+def test_manual_command_lines_parse(path: Path) -> None:
     for words in command_lines(path.read_text()):
         try:
             parse(words)
@@ -82,14 +85,14 @@ def test_every_command_line_in_the_manual_parses(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=relative)
-def test_every_example_configuration_loads(path: Path) -> None:
+def test_examples_configurations_load(path: Path) -> None:
     settings = load_settings(path, {})
     assert settings.instances
     assert "/" not in settings.policy or Path(settings.policy).exists()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
-def test_settings_in_the_manual_load(path: Path, tmp_path: Path) -> None:
+def test_manual_settings_load(path: Path, tmp_path: Path) -> None:
     """Those of other programs begin with other words."""
     for number, text in enumerate(re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S)):
         if any(text.startswith(f"{name}:") for name in fields_of(Settings)):
@@ -98,7 +101,7 @@ def test_settings_in_the_manual_load(path: Path, tmp_path: Path) -> None:
             load_settings(file, dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x" * 20))
 
 
-def test_the_schema_that_editors_read_is_the_one_in_force() -> None:
+def test_examples_schema_is_current() -> None:
     shipped = (EXAMPLES / "smetric.schema.json").read_text()
     assert shipped == CliRunner().invoke(main, ["config", "schema"]).output, (
         "run `smetric config schema > examples/smetric.schema.json`"
@@ -106,13 +109,13 @@ def test_the_schema_that_editors_read_is_the_one_in_force() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.policy")), ids=relative)
-def test_every_example_policy_passes_its_own_tests(path: Path) -> None:
+def test_examples_policies_pass_their_tests(path: Path) -> None:
     result = CliRunner().invoke(main, ["test", str(path)])
     assert result.exit_code == 0, result.output
     assert not result.output.startswith("0 passed")
 
 
-def test_the_custom_policys_page_says_what_its_snapshot_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_custom_policy_page_shows_result_of_its_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     folder = f"examples{os.sep}custom-policy{os.sep}"
     explain = ["explain", f"{folder}two_pools.policy", "--snapshot", f"{folder}snapshot.json"]
@@ -124,7 +127,7 @@ def test_the_custom_policys_page_says_what_its_snapshot_gives(monkeypatch: pytes
     assert "✗ not_overloaded" in second
 
 
-def test_every_whole_policy_in_the_manual_passes_its_own_tests(tmp_path: Path) -> None:
+def test_manual_policies_pass_their_tests(tmp_path: Path) -> None:
     found = 0
     for page in PAGES:
         for text in (
@@ -140,8 +143,36 @@ def test_every_whole_policy_in_the_manual_passes_its_own_tests(tmp_path: Path) -
     assert found >= 2
 
 
-def test_each_variable_of_the_manual_that_is_called_like_a_setting_is_one() -> None:
+def test_manual_variables_named_like_settings_exist() -> None:
     """Any other would keep a router from starting where it is set."""
     named = {name for page in PAGES for name in re.findall(r"\bSMETRIC_\w*[A-Z]\b", page.read_text())}
     assert "SMETRIC_LISTEN__PORT" in named
     stack(None, dict.fromkeys(named, "set"), [])
+
+
+RECIPES = Path(__file__).parents[2] / "docs" / "guide" / "recipes.md"
+
+
+def run_smetric(*words: str) -> str:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_recipes_check_pass_and_are_canonically_formatted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = list(steps(RECIPES.read_text(), tmp_path))
+    assert len(written) >= 12
+    names = [str(path) for path in written]
+    assert run_smetric("check", *names) == ""
+    assert run_smetric("fmt", "--check", *names) == ""
+    told = run_smetric("test", "--min-coverage", "100", *names)
+    assert ", 0 failed" in told
+
+
+def test_policies_page_names_exactly_the_shipped_policies() -> None:
+    folder = Path(__file__).parents[2] / "policies"
+    shipped = {path.name for path in folder.glob("*.policy")}
+    linked = {part.split(")")[0] for part in (folder / "README.md").read_text().split("](")[1:]}
+    assert [name for name in linked if not (folder / name).exists()] == []
+    assert {name for name in linked if name.endswith(".policy")} == shipped

@@ -1,4 +1,4 @@
-"""A trace of one's own traffic, and a public one, become what the engine runs."""
+"""Traces of traffic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(path: Path, *lines: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_public_trace_comes_in_the_order_of_arrival_with_full_blocks_alone(tmp_path: Path) -> None:
+def test_traces_public_file_keeps_arrival_order_and_full_blocks(tmp_path: Path) -> None:
     path = write(tmp_path / "mooncake.jsonl", line(3000, 1030, [1, 2, 3]), line(1000, 500, [1]))
     first, second = arrivals([path])
     assert (first.at_s, first.sequence.prompt_len, first.sequence.output_len, first.sequence.keys) == (0, 500, 20, [])
@@ -31,7 +31,7 @@ def test_a_public_trace_comes_in_the_order_of_arrival_with_full_blocks_alone(tmp
     assert (first.id, first.parent, first.session) == ("", "", "")
 
 
-def test_one_of_our_own_says_which_request_follows_which_and_several_runs_are_one_row(tmp_path: Path) -> None:
+def test_traces_own_file_names_parents_and_joins_several_runs(tmp_path: Path) -> None:
     early = write(
         tmp_path / "early.jsonl",
         line(0, 600, [7], unix_ms=1_000_000, status=200, chat_id="A", session="s", parent_chat_id=None),
@@ -46,7 +46,7 @@ def test_one_of_our_own_says_which_request_follows_which_and_several_runs_are_on
     ]
 
 
-def test_an_engine_finds_in_its_cache_what_a_later_request_repeats(tmp_path: Path) -> None:
+def test_traces_replayed_on_engine_hit_repeated_prefixes(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", line(0, 1100, [1, 2]), line(9000, 2100, [1, 2, 3, 4]))
     engine = Engine(EngineConfig(block_size=BLOCK_TOKENS, blocks=64, max_model_len=8192))
     now = 0.0
@@ -62,7 +62,7 @@ def test_an_engine_finds_in_its_cache_what_a_later_request_repeats(tmp_path: Pat
     assert all(each.emitted == 20 for each in ran)
 
 
-def test_an_output_that_is_not_known_has_to_be_given(tmp_path: Path) -> None:
+def test_traces_unknown_output_length_must_be_given(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", line(0, 10, []), line(1, 10, []) | {"output_length": None})
     with pytest.raises(ConfigError, match=r"trace\.jsonl:2: output_length is not known, .*`stream_options`"):
         arrivals([path])
@@ -78,7 +78,7 @@ def test_an_output_that_is_not_known_has_to_be_given(tmp_path: Path) -> None:
         (b'{"timestamp":0,"input_length":0,"output_length":1,"hash_ids":[]}\n', "input_length is 0"),
     ],
 )
-def test_what_is_no_trace_is_said_to_be_none(text: bytes, said: str, tmp_path: Path) -> None:
+def test_traces_reject_other_files(text: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=said):
