@@ -15,7 +15,7 @@ from socket import socket
 import aiohttp
 
 from smetric.app import Application
-from smetric.config.settings import Admin, InstanceSettings, PeersSettings, Scrape, Settings
+from smetric.config.settings import Admin, InstanceSettings, PeersSettings, ScrapeSettings, Settings
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.demo.play import MODEL, Dialect, Messages, Reply, Session, load_sessions
 from smetric.lab.emulator.fleet import EmulatedFleet
@@ -105,7 +105,7 @@ async def sidecar(fleet: EmulatedFleet, admin: socket, peers: Sequence[str]) -> 
             instances=instances(fleet),
             admin=Admin(port=0),
             params=PARAMS,
-            scrape=Scrape(interval=0.2),
+            scrape=ScrapeSettings(interval=0.2),
             peers=PeersSettings(urls=tuple(peers), token="sixteen-characters", interval=0.02),
         ),
         {},

@@ -19,7 +19,7 @@ import uvloop
 
 from smetric.app import Application
 from smetric.config import Flagged, Settings
-from smetric.config.load import Table, from_table, stack
+from smetric.config.load import RawTable, from_table, stack
 from smetric.errors import ConfigError
 from smetric.http.listener import (
     ADMIN,
@@ -218,7 +218,7 @@ def settings_options(command: F) -> F:
     return command
 
 
-def settings_table(config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> Table:
+def settings_table(config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> RawTable:
     """Everything set by file, environment and options, with its places."""
     flags = []
     for option, name in _OPTIONS.items():

@@ -91,14 +91,14 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RawTable:
     """A mapping; a value under a key has the key's place."""
 
     entries: Mapping[str, Raw]
     place: str
 
 
-Raw = Scalar | Items | Table
+Raw = Scalar | Items | RawTable
 
 
 def wrong(raw: Raw, name: str, rule: str, *, got: str | None = None) -> ConfigError:
@@ -111,7 +111,7 @@ def wrong(raw: Raw, name: str, rule: str, *, got: str | None = None) -> ConfigEr
     return ConfigError(f"{raw.place}: {name}: expected {rule}, got {got}")
 
 
-def read(path: Path, env: Mapping[str, str]) -> Table:
+def read(path: Path, env: Mapping[str, str]) -> RawTable:
     """Return the YAML file *path* as a table, with `${VAR}` and `${VAR:-default}` replaced from *env*.
 
     Tags, merge keys and several documents are not part of a configuration.
@@ -131,8 +131,8 @@ def read(path: Path, env: Mapping[str, str]) -> Table:
         raise ConfigError(f"{path}: longer than 1 MiB; a configuration is a few kilobytes, is this the right file?")
     raw = _Composer(str(path), path.absolute().parent, env).compose(text)
     if isinstance(raw, Scalar) and not raw.text:
-        return Table({}, str(path))
-    if not isinstance(raw, Table):
+        return RawTable({}, str(path))
+    if not isinstance(raw, RawTable):
         raise ConfigError(f"{path}:1: expected a table of settings such as `policy: smetric`")
     return raw
 
@@ -186,7 +186,7 @@ class _Composer:
                 f"{place}: more than {_MOST_NODES} values or {_MOST_DEPTH} levels; write it out without aliases"
             )
         if isinstance(node, yaml.MappingNode):
-            return Table(self._entries(node, depth), place)
+            return RawTable(self._entries(node, depth), place)
         if isinstance(node, yaml.SequenceNode):
             items = (self._convert(item, self._place(item.start_mark), depth + 1) for item in node.value)
             return Items(tuple(items), place)
@@ -238,7 +238,7 @@ class _Composer:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SettingKind:
     """Type of a setting, with the metadata of its `Annotated` merged.
 
     Args:
@@ -261,12 +261,12 @@ class Kind:
         return self.base if isinstance(self.base, type) and issubclass(self.base, Section) else None
 
     @property
-    def item(self) -> Kind | None:
+    def item(self) -> SettingKind | None:
         """The kind of a list's items."""
         return kind_of(get_args(self.base)[0]) if get_origin(self.base) is tuple else None
 
     @property
-    def value(self) -> Kind | None:
+    def value(self) -> SettingKind | None:
         """The kind of the values of a table with free names."""
         return kind_of(get_args(self.base)[1]) if get_origin(self.base) is Mapping else None
 
@@ -292,7 +292,7 @@ class Kind:
 
 
 @lru_cache(None)
-def kind_of(hint: Any) -> Kind:
+def kind_of(hint: Any) -> SettingKind:
     """Return the kind of a declared type."""
     base, metas = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
     if get_origin(base) in (Union, UnionType) and type(None) in get_args(base):
@@ -301,13 +301,13 @@ def kind_of(hint: Any) -> Kind:
     extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
     doc = "".join(meta.description or "" for meta in metas)
     most = next((meta.max_length for meta in metas if meta.max_length is not None), _MOST_ITEMS)
-    return Kind(hint, base, extra, doc, most)
+    return SettingKind(hint, base, extra, doc, most)
 
 
 class Field(NamedTuple):
     """One setting of a section; *default* is `msgspec.NODEFAULT` if it must be set."""
 
-    kind: Kind
+    kind: SettingKind
     default: Any
 
 
@@ -330,7 +330,7 @@ def names(section: type[Section] = Settings, prefix: str = "") -> list[str]:
     return found
 
 
-def parse(raw: Raw, kind: Kind, name: str) -> Any:
+def parse(raw: Raw, kind: SettingKind, name: str) -> Any:
     """Return *raw* as a value of *kind*.
 
     Raises:
@@ -341,16 +341,16 @@ def parse(raw: Raw, kind: Kind, name: str) -> Any:
     if kind.item is not None:
         return _parse_list(raw, kind, name)
     if kind.value is not None:
-        if not isinstance(raw, Table) or len(raw.entries) > kind.most:
+        if not isinstance(raw, RawTable) or len(raw.entries) > kind.most:
             raise wrong(raw, name, kind.rule)
         return {key: parse(value, kind.value, f"{name}.{key}") for key, value in raw.entries.items()}
     return _parse_scalar(raw, kind, name)
 
 
-def _parse_section(raw: Raw, kind: Kind, name: str) -> Section:
+def _parse_section(raw: Raw, kind: SettingKind, name: str) -> Section:
     section = kind.base
     raw = _spelled_out(raw, section)
-    if not isinstance(raw, Table):
+    if not isinstance(raw, RawTable):
         raise wrong(raw, name, kind.rule)
     prefix = f"{name}." if name else ""
     fields = fields_of(section)
@@ -381,17 +381,17 @@ def _meant(key: str, prefix: str, fields: Mapping[str, Field]) -> str:
 def _spelled_out(raw: Raw, section: type[Section]) -> Raw:
     """Return *raw* with a table for every section that is written as a bare word."""
     if section.shorthand and isinstance(raw, Scalar):
-        return Table({section.shorthand: raw}, raw.place)
-    if not isinstance(raw, Table):
+        return RawTable({section.shorthand: raw}, raw.place)
+    if not isinstance(raw, RawTable):
         return raw
     entries = dict(raw.entries)
     for key, (kind, _) in fields_of(section).items():
         if kind.section is not None and key in entries:
             entries[key] = _spelled_out(entries[key], kind.section)
-    return Table(entries, raw.place)
+    return RawTable(entries, raw.place)
 
 
-def _parse_list(raw: Raw, kind: Kind, name: str) -> tuple[Any, ...]:
+def _parse_list(raw: Raw, kind: SettingKind, name: str) -> tuple[Any, ...]:
     assert kind.item is not None
     if isinstance(raw, Scalar) and not raw.typed:
         words = (Scalar(text=word.strip(), place=raw.place) for word in raw.text.split(","))
@@ -403,7 +403,7 @@ def _parse_list(raw: Raw, kind: Kind, name: str) -> tuple[Any, ...]:
     return tuple(parse(item, kind.item, f"{name}[{i}]") for i, item in enumerate(raw.items))
 
 
-def _parse_scalar(raw: Raw, kind: Kind, name: str) -> Any:
+def _parse_scalar(raw: Raw, kind: SettingKind, name: str) -> Any:
     extra = kind.extra
     hidden = "something else, which is not shown" if extra.get("secret") else None
     if extra.get("empty") and isinstance(raw, Scalar) and not raw.text:
@@ -421,7 +421,7 @@ def _parse_scalar(raw: Raw, kind: Kind, name: str) -> Any:
         raise wrong(raw, name, rule, got=hidden) from None
 
 
-def _value(raw: Scalar, kind: Kind, name: str) -> Any:
+def _value(raw: Scalar, kind: SettingKind, name: str) -> Any:
     """Return the text of *raw* as the Python type of *kind*, or as it is where msgspec is to refuse it."""
     text, base, extra = raw.text, kind.base, kind.extra
     if base is ParamValue:
@@ -455,7 +455,7 @@ def _value(raw: Scalar, kind: Kind, name: str) -> Any:
     return text
 
 
-def show(value: Any, kind: Kind | None = None) -> Any:
+def show(value: Any, kind: SettingKind | None = None) -> Any:
     """Return *value* as it would be written in a file: numbers, booleans, strings, lists and dicts.
 
     Secrets are replaced by asterisks, and settings that are None left out.
@@ -506,7 +506,7 @@ def _collect(section: type[Section], found: dict[str, type[Section]]) -> None:
             _collect(below, found)
 
 
-def _schema_of(kind: Kind) -> dict[str, Any]:
+def _schema_of(kind: SettingKind) -> dict[str, Any]:
     """Return the schema of a setting: msgspec's, with units, `${VAR}` and shorthands, which it does not know."""
     if kind.section is not None:
         return {"$ref": f"#/$defs/{kind.section.__name__}"}
@@ -556,9 +556,9 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Sequence[Fla
     return from_table(stack(path, env, flags))
 
 
-def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged]) -> Table:
+def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged]) -> RawTable:
     """Return one table of all three sources; flags win over the environment, and that over the file."""
-    table = Table({}, "flags")
+    table = RawTable({}, "flags")
     if path is not None:
         table = _with(table, (), read(path, env))
     for name, raw in _environment(env):
@@ -571,7 +571,7 @@ def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged]) -
     return table
 
 
-def from_table(table: Table) -> Settings:
+def from_table(table: RawTable) -> Settings:
     """Return the settings that *table* spells out, checked one by one and against each other."""
     settings: Settings = parse(table, kind_of(Settings), "")
     settings = replace(
@@ -590,11 +590,11 @@ def from_table(table: Table) -> Settings:
     return settings
 
 
-def place_of(table: Table, path: Sequence[str | int]) -> str:
+def place_of(table: RawTable, path: Sequence[str | int]) -> str:
     """Return where the setting at *path* (keys, and indices of list items) was set, or `default`."""
     raw: Raw | None = table
     for part in path:
-        if isinstance(raw, Table) and isinstance(part, str):
+        if isinstance(raw, RawTable) and isinstance(part, str):
             raw = raw.entries.get(part)
         elif isinstance(raw, Items) and isinstance(part, int) and part < len(raw.items):
             raw = raw.items[part]
@@ -603,21 +603,21 @@ def place_of(table: Table, path: Sequence[str | int]) -> str:
     return "default" if raw is None or (isinstance(raw, Scalar) and raw.is_empty) else raw.place
 
 
-def _with(table: Table, name: Sequence[str], raw: Raw) -> Table:
+def _with(table: RawTable, name: Sequence[str], raw: Raw) -> RawTable:
     for key in reversed(name):
-        raw = Table({key: raw}, raw.place)
+        raw = RawTable({key: raw}, raw.place)
     # Spelled out first: otherwise a word would replace a table, and a table a word.
     over = _spelled_out(raw, Settings)
-    assert isinstance(over, Table)  # a file is one, and so is a value with a name
+    assert isinstance(over, RawTable)  # a file is one, and so is a value with a name
     return _merged(table, over)
 
 
-def _merged(base: Table, over: Table) -> Table:
+def _merged(base: RawTable, over: RawTable) -> RawTable:
     entries = dict(base.entries)
     for key, value in over.entries.items():
         below = entries.get(key)
-        entries[key] = _merged(below, value) if isinstance(below, Table) and isinstance(value, Table) else value
-    return Table(entries, over.place)
+        entries[key] = _merged(below, value) if isinstance(below, RawTable) and isinstance(value, RawTable) else value
+    return RawTable(entries, over.place)
 
 
 def _environment(env: Mapping[str, str]) -> Iterable[tuple[list[str], Raw]]:
@@ -636,7 +636,7 @@ def _environment(env: Mapping[str, str]) -> Iterable[tuple[list[str], Raw]]:
     return sorted(found, key=lambda pair: len(pair[0]))
 
 
-def _setting_of(variable: str) -> tuple[list[str], Kind]:
+def _setting_of(variable: str) -> tuple[list[str], SettingKind]:
     """Return the name, by parts, and the kind of the setting that *variable* names."""
     kind = kind_of(Settings)
     name: list[str] = []

@@ -191,7 +191,7 @@ class GuardrailSettings(Section, frozen=True, kw_only=True):
     watch: Annotated[float, duration("1s", "24h"), doc("Time after a change during which it is watched.")] = 600.0
 
 
-class Scrape(Section, frozen=True, kw_only=True):
+class ScrapeSettings(Section, frozen=True, kw_only=True):
     """Reading the instances' `/metrics`."""
 
     interval: Annotated[float, duration("50ms", "1m"), doc("Time between two scrapes of one instance.")] = 1.0
@@ -385,7 +385,7 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     ] = 64 << 20
 
 
-class Lookup(Section, frozen=True, kw_only=True):
+class LookupSettings(Section, frozen=True, kw_only=True):
     """Deadline of the look-ups of one decision; a late value is unknown."""
 
     deadline_base: Annotated[float, duration("1ms", "10s"), doc("Deadline of any look-up.")] = 0.020
@@ -424,7 +424,7 @@ class Drain(Section, frozen=True, kw_only=True):
     ] = 180.0
 
 
-class Limits(Section, frozen=True, kw_only=True):
+class LimitSettings(Section, frozen=True, kw_only=True):
     """Limits on clients."""
 
     max_headers: Annotated[int, Meta(ge=1, le=1000), doc("Most header fields of a request.")] = 100
@@ -596,7 +596,7 @@ class Settings(Section, frozen=True, kw_only=True):
     models: Annotated[
         Mapping[str, Model], doc("Model aliases: the name a client sends, and the name that is sent on.")
     ] = {}
-    scrape: Annotated[Scrape, doc("Reading the instances' `/metrics`.")] = Scrape()
+    scrape: Annotated[ScrapeSettings, doc("Reading the instances' `/metrics`.")] = ScrapeSettings()
     health: Annotated[HealthSettings, doc("Health of instances.")] = HealthSettings()
     prefill: Annotated[PrefillSettings, doc("Cost of prefill.")] = PrefillSettings()
     prefix_index: Annotated[PrefixIndexSettings, doc("The embedded index of which instance holds which prefix.")] = (
@@ -606,10 +606,10 @@ class Settings(Section, frozen=True, kw_only=True):
     peers: Annotated[PeersSettings, doc("Other routers in front of the same instances.")] = PeersSettings()
     lmcache: Annotated[LmcacheSettings, doc("LMCache's lookup service.")] = LmcacheSettings()
     tokenizer: Annotated[TokenizerSettings, doc("Token ids of prompts.")] = TokenizerSettings()
-    lookup: Annotated[Lookup, doc("Deadline of the look-ups of one decision.")] = Lookup()
+    lookup: Annotated[LookupSettings, doc("Deadline of the look-ups of one decision.")] = LookupSettings()
     forward: Annotated[Forward, doc("Sending a request to the chosen instance.")] = Forward()
     drain: Annotated[Drain, doc("Graceful shutdown.")] = Drain()
-    limits: Annotated[Limits, doc("Limits on clients.")] = Limits()
+    limits: Annotated[LimitSettings, doc("Limits on clients.")] = LimitSettings()
     overload: Annotated[OverloadSettings, doc("Load limits of the router.")] = OverloadSettings()
     trace: Annotated[Trace, doc("Content of spans.")] = Trace()
     slo: Annotated[SloSettings, doc("Service level of a stream, in metrics.")] = SloSettings()

@@ -31,7 +31,7 @@ def prefill_cost(new: int, twice_pairs: int, attention_tokens: float) -> float:
     return new + twice_pairs / (2 * attention_tokens)
 
 
-class Answer(Protocol):
+class AnswerProgress(Protocol):
     """Progress of an answer."""
 
     #: Events streamed so far, about one per token.
@@ -85,7 +85,7 @@ class Lease:
         self._pairs = twice_attended(self.computed, prompt_len)
         self._prefilling = True
         self._released = False
-        self.answer: Answer | None = None
+        self.answer: AnswerProgress | None = None
         instance.own += prompts
         instance.unprefilled += self.new_tokens
         instance.uncomputed += self.computed

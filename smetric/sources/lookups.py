@@ -32,7 +32,7 @@ class LookupDeadline:
         return min(self.cap_s, self.base_s + self.per_1k_s * prompt_len / 1000)
 
 
-class Column:
+class LookupColumn:
     """Column of a look-up feature over the candidates it was asked for, with the source of each cell.
 
     Args:
@@ -75,7 +75,7 @@ class Column:
         return ["" if cell is None else origins for cell in self.cells] if isinstance(origins, str) else origins
 
 
-Columns: TypeAlias = dict[str, Column]
+Columns: TypeAlias = dict[str, LookupColumn]
 
 
 class Lookups:
@@ -150,7 +150,7 @@ class Lookups:
                 self._failed(source, error)
         for name in wanted:
             if name not in columns:
-                columns[name] = Column(candidates, [None] * len(candidates), "")
+                columns[name] = LookupColumn(candidates, [None] * len(candidates), "")
         return None
 
     async def _wait(
@@ -230,7 +230,7 @@ def _fill(
         if name in columns:
             columns[name].fill(cells, source.name)
         elif name in wanted:
-            columns[name] = Column(candidates, cells, source.name)
+            columns[name] = LookupColumn(candidates, cells, source.name)
 
 
 def _overriding(sources: Iterable[Source], method: Callable[..., None]) -> _Methods:

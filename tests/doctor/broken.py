@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from smetric.config.settings import PeersSettings, Scrape, TokenizerSettings
+from smetric.config.settings import PeersSettings, ScrapeSettings, TokenizerSettings
 from smetric.doctor.site import Severity
 from smetric.sources.vllm import MAX_PAGE_BYTES
 from tests.doctor.lab import Lab
@@ -60,7 +60,7 @@ def lmcache_lacks(path: str, **fields: Any) -> Break:
 def hanging(path: str) -> Break:
     def broken(lab: Lab) -> None:
         lab.fronts[0].hanging.add(path)
-        lab.settings = replace(lab.settings, scrape=Scrape(timeout=0.5))
+        lab.settings = replace(lab.settings, scrape=ScrapeSettings(timeout=0.5))
 
     return broken
 

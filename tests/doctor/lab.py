@@ -21,7 +21,7 @@ from smetric.config.settings import (
     KvEventsSettings,
     Listen,
     LmcacheSettings,
-    Lookup,
+    LookupSettings,
     Settings,
     TokenizerSettings,
 )
@@ -188,7 +188,7 @@ async def set_up() -> AsyncIterator[Lab]:
                 listen=Listen(port=free_port()),
                 admin=Admin(port=free_port()),
                 instances=tuple(InstanceSettings(id=f"e{n}", url=front.url) for n, front in enumerate(fronts)),
-                lookup=Lookup(deadline_base=5.0, deadline_cap=5.0),
+                lookup=LookupSettings(deadline_base=5.0, deadline_cap=5.0),
             )
             yield Lab(engines, fronts, store, settings)
 

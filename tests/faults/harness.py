@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from smetric.app import Application
-from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
+from smetric.config.settings import Forward, InstanceSettings, LimitSettings, ScrapeSettings, Settings
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.sources.source import TokenIds
 from smetric.telemetry import logs
@@ -156,8 +156,8 @@ async def running(
     *engines: FakeEngine,
     policy: str = "load_only",
     forward: Forward | None = None,
-    limits: Limits | None = None,
-    scrape: Scrape | None = None,
+    limits: LimitSettings | None = None,
+    scrape: ScrapeSettings | None = None,
     environ: dict[str, str] | None = None,
     host: str = "127.0.0.1",
     drain_s: float = 1.0,
@@ -182,8 +182,8 @@ async def running(
             Settings(
                 policy=policy,
                 forward=forward or Forward(),
-                limits=limits or Limits(),
-                scrape=scrape or Scrape(interval=0.2, timeout=1.0),
+                limits=limits or LimitSettings(),
+                scrape=scrape or ScrapeSettings(interval=0.2, timeout=1.0),
                 **{"instances": instances_of(engines), **settings},
             ),
             environ or {},

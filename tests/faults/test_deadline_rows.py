@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from smetric.config.settings import Limits, PeersSettings
+from smetric.config.settings import LimitSettings, PeersSettings
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
@@ -17,7 +17,7 @@ from tests.faults.harness import CANARY, chat, running
 
 
 async def test_b4_a_body_that_does_not_arrive_is_answered_408_at_the_deadline() -> None:
-    async with running(FakeEngine(), limits=Limits(body_timeout=0.3)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(body_timeout=0.3)) as router:
         async with await RawClient.connect(router.url) as client:
             loop = asyncio.get_running_loop()
             began = loop.time()
@@ -66,7 +66,7 @@ async def healthy_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_b4_a_body_that_trickles_in_is_answered_408_at_the_deadline() -> None:
-    async with running(FakeEngine(), limits=Limits(body_timeout=0.5)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(body_timeout=0.5)) as router:
         async with await RawClient.connect(router.url) as client:
             head, end, body = request("POST", "/v1/chat/completions", chat()).partition(b"\r\n\r\n")
             await client.send(head + end)
@@ -82,7 +82,7 @@ async def test_b4_a_body_that_trickles_in_is_answered_408_at_the_deadline() -> N
 
 @pytest.mark.parametrize("part", ["head", "idle"])
 async def test_b4_the_deadlines_for_a_head_and_for_an_idle_connection_are_settings(part: str) -> None:
-    limits = Limits(head_timeout=0.2, idle_timeout=0.2)
+    limits = LimitSettings(head_timeout=0.2, idle_timeout=0.2)
     async with running(FakeEngine(), limits=limits) as router:
         for url in (router.url, router.admin_url):
             async with await RawClient.connect(url) as client:
@@ -95,7 +95,7 @@ async def test_b4_the_deadlines_for_a_head_and_for_an_idle_connection_are_settin
 async def test_b4_a_body_that_is_slow_or_too_large_is_cut_off_on_the_admin_port_too() -> None:
     head = b"POST /admin/placements HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
     peers = PeersSettings(urls=("http://127.0.0.1:9",))
-    async with running(FakeEngine(), limits=Limits(body_timeout=0.2), peers=peers) as router:
+    async with running(FakeEngine(), limits=LimitSettings(body_timeout=0.2), peers=peers) as router:
         for length, status in ((100, 408), (5_000_000, 413)):
             async with await RawClient.connect(router.admin_url) as client:
                 await client.send(head % length)

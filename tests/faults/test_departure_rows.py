@@ -14,7 +14,7 @@ from statistics import median, quantiles
 import orjson
 import pytest
 
-from smetric.config.settings import Limits
+from smetric.config.settings import LimitSettings
 from smetric.http import listener
 from tests.fakes import Call, FakeEngine, RawClient, delta, fetch, hang, request, until
 from tests.faults.harness import Running, Tell, chat, running
@@ -137,7 +137,7 @@ async def test_b5_clients_that_never_read_are_cut_off_and_their_streams_aborted(
             await call.send(b"%x\r\n%b\r\n" % (len(event), event))
 
     deaf_clients = 50
-    async with running(FakeEngine(), limits=Limits(send_timeout=1.0)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(send_timeout=1.0)) as router:
         engine = router.engines[0]
         engine.script = flood
         body = request("POST", "/v1/chat/completions", chat(stream=True))

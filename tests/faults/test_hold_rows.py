@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from smetric.config.settings import Drain, InstanceSettings, Limits, OverloadSettings, Scrape
+from smetric.config.settings import Drain, InstanceSettings, LimitSettings, OverloadSettings, ScrapeSettings
 from tests.fakes import Call, FakeEngine, Response, hang, until
 from tests.faults.gated import Gated, asked, busy, figures
 from tests.faults.harness import Running, running
@@ -21,7 +21,7 @@ let full = requests >= 1
 hold for {patience} when all(full) and req.priority <= {ordinary}  as wait_for_room
 route argmin(requests)                                             as any
 """
-SLOW_SCRAPE = Scrape(interval=60.0)
+SLOW_SCRAPE = ScrapeSettings(interval=60.0)
 
 
 def write(policy: str, text: str) -> None:
@@ -215,7 +215,7 @@ async def test_when_the_router_drains_those_who_are_held_are_decided_in_time(tmp
 
 async def test_a_held_request_outlives_the_deadline_for_bodies(tmp_path: Path) -> None:
     gated = Gated()
-    limits = Limits(body_timeout=0.1)
+    limits = LimitSettings(body_timeout=0.1)
     async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE, limits=limits) as router:
         gated.close()
         tasks = [asked(router, "first")]

@@ -18,7 +18,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 from smetric.app import Application
-from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
+from smetric.config.settings import Forward, InstanceSettings, LimitSettings, ScrapeSettings, Settings
 from smetric.http.headers import App
 from smetric.http.listener import address_of, listen
 from tests.fakes import DONE, Call, FakeEngine, RawClient, delta, fetch, hang, request, until
@@ -54,16 +54,18 @@ def host(request: pytest.FixtureRequest) -> Host:
 
 
 @asynccontextmanager
-async def hosted(host: Host, limits: Limits | None = None, forward: Forward | None = None) -> AsyncIterator[Served]:
+async def hosted(
+    host: Host, limits: LimitSettings | None = None, forward: Forward | None = None
+) -> AsyncIterator[Served]:
     engine = FakeEngine()
     await engine.start()
     application = Application(
         Settings(
             instances=(InstanceSettings(url=engine.url),),
             policy="load_only",
-            limits=limits or Limits(),
+            limits=limits or LimitSettings(),
             forward=forward or Forward(),
-            scrape=Scrape(interval=0.2, timeout=1.0),
+            scrape=ScrapeSettings(interval=0.2, timeout=1.0),
         ),
         {},
     )
@@ -205,7 +207,7 @@ async def test_b2_host_aborts_prefill_after_a_disconnect(host: Host, how: str, s
 
 
 async def test_b4_host_answers_408_to_a_body_that_does_not_arrive(host: Host) -> None:
-    async with hosted(host, Limits(body_timeout=0.3)) as router, await RawClient.connect(router.url) as client:
+    async with hosted(host, LimitSettings(body_timeout=0.3)) as router, await RawClient.connect(router.url) as client:
         await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
         assert (await client.response()).status == 408
         assert router.engine.calls == []

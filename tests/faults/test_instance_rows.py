@@ -12,13 +12,13 @@ import orjson
 import pytest
 import trustme
 
-from smetric.config.settings import Forward, HealthSettings, Scrape
+from smetric.config.settings import Forward, HealthSettings, ScrapeSettings
 from tests.fakes import DONE, Call, FakeEngine, Script, chunk, delta, hang, head, until
 from tests.faults.harness import Running, chat, running
 from tests.faults.shapes import SHAPES, events_of, streaming
 
 #: So seldom that what a row does to an engine is met by requests first.
-SELDOM = Scrape(interval=60.0, timeout=1.0)
+SELDOM = ScrapeSettings(interval=60.0, timeout=1.0)
 #: One failure is enough: that a fault counts as one is seen by the ejection.
 STRICT = HealthSettings(failures=1)
 

@@ -10,7 +10,7 @@ import socket
 import orjson
 import pytest
 
-from smetric.config.settings import Forward, Limits
+from smetric.config.settings import Forward, LimitSettings
 from smetric.errors import HttpError
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
@@ -68,7 +68,7 @@ UNSEEN = {
 
 
 async def test_what_is_refused_before_an_endpoint_sees_it_is_counted_and_logged_by_whom_and_why() -> None:
-    async with running(FakeEngine(), limits=Limits(head_timeout=0.2)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(head_timeout=0.2)) as router:
         for what, (raw, status) in UNSEEN.items():
             before = answered(router, status)
             answer = await only_answer(router, raw)
@@ -188,7 +188,7 @@ async def test_a3_lines_that_servers_read_differently_are_refused(head: bytes) -
     ],
 )
 async def test_a4_a_chunked_body_that_is_not_well_formed_is_refused(body: bytes) -> None:
-    async with running(FakeEngine(), limits=Limits(body_timeout=1.0)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(body_timeout=1.0)) as router:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         for pieces in ([head + body], [head, body]):
             async with await RawClient.connect(router.url) as client:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from smetric.config.settings import LmcacheSettings, Lookup, PrefixIndexSettings
+from smetric.config.settings import LmcacheSettings, LookupSettings, PrefixIndexSettings
 from smetric.request.request import InferenceRequest
 from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
 from tests.faults.harness import CANARY, Running, running
@@ -46,7 +46,7 @@ async def looking_up(script: Script, *, open_s: float = 60.0) -> AsyncIterator[t
             policy="smetric",
             token_ids=Ids(),
             prefix_index=PrefixIndexSettings(enabled=False),
-            lookup=Lookup(deadline_base=DEADLINE_S, deadline_per_1k_tokens=0.0, deadline_cap=DEADLINE_S),
+            lookup=LookupSettings(deadline_base=DEADLINE_S, deadline_per_1k_tokens=0.0, deadline_cap=DEADLINE_S),
             lmcache=LmcacheSettings(
                 url=service.url,
                 mode="controller",

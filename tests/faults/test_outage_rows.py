@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from smetric.config.settings import Forward, Scrape
+from smetric.config.settings import Forward, ScrapeSettings
 from tests.fakes import Call, FakeEngine, Script, hang, healthy, until
 from tests.faults.harness import CANARY, Tell, running
 
 #: So seldom that what a row does to an engine is met by requests first.
-SELDOM = Scrape(interval=60.0, timeout=1.0)
+SELDOM = ScrapeSettings(interval=60.0, timeout=1.0)
 
 
 async def test_d1_a_refused_connection_costs_no_request() -> None:

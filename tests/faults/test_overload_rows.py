@@ -13,7 +13,7 @@ from statistics import median, quantiles
 import orjson
 import pytest
 
-from smetric.config.settings import Limits, OverloadSettings
+from smetric.config.settings import LimitSettings, OverloadSettings
 from smetric.fleet.instance import State
 from smetric.proxy.overload import Level
 from tests.fakes import CHAT_ANSWER, Call, FakeEngine, RawClient, Response, delta, fetch, request, until
@@ -287,7 +287,7 @@ async def test_i3_a_body_is_let_go_when_its_answer_begins() -> None:
 
 
 async def test_b6_the_most_connections_are_a_setting_and_they_are_counted() -> None:
-    async with running(FakeEngine(), limits=Limits(max_connections=10)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(max_connections=10)) as router:
         clients = [await RawClient.connect(router.url) for _ in range(10)]
         await until(lambda: len(clients) == 10)
         assert figures(router, "smetric_connections") == {"smetric_connections": 10}

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from smetric.config.settings import InstanceSettings, Scrape
+from smetric.config.settings import InstanceSettings, ScrapeSettings
 from smetric.fleet.instance import Instance
 from tests.fakes import METRICS, Call, FakeEngine, Script, capture, hang, until
 from tests.faults.gated import figures
@@ -84,7 +84,7 @@ def finite(router: Running) -> bool:
     ],
 )
 async def test_e1_a_bad_metrics_page_delays_nobody_and_leaves_decisions_finite(metrics: Script, result: str) -> None:
-    scrape = Scrape(interval=0.05, timeout=0.2)
+    scrape = ScrapeSettings(interval=0.05, timeout=0.2)
     async with running(FakeEngine(), FakeEngine(), policy="smetric", scrape=scrape) as router:
         bad = router.engines[0]
         bad.metrics = metrics
@@ -104,7 +104,7 @@ async def test_e1_a_bad_metrics_page_delays_nobody_and_leaves_decisions_finite(m
 
 
 async def test_e1_a_series_that_stands_twice_on_a_page_counts_once() -> None:
-    async with running(FakeEngine(), policy="smetric", scrape=Scrape(interval=0.05, timeout=0.2)) as router:
+    async with running(FakeEngine(), policy="smetric", scrape=ScrapeSettings(interval=0.05, timeout=0.2)) as router:
         instance = router.instance_of(router.engines[0])
         router.engines[0].metrics = values(b"3\nvllm:num_requests_running 3")
         await until(lambda: instance.scrape is not None and instance.scrape.running > 0)
@@ -112,7 +112,7 @@ async def test_e1_a_series_that_stands_twice_on_a_page_counts_once() -> None:
 
 
 async def test_e1_one_hanging_metrics_page_of_four_makes_no_magnet() -> None:
-    scrape = Scrape(interval=0.05, timeout=0.2)
+    scrape = ScrapeSettings(interval=0.05, timeout=0.2)
     engines = [FakeEngine() for _ in range(4)]
     async with running(*engines, policy="smetric", scrape=scrape) as router:
         engines[0].metrics = hang
@@ -133,7 +133,7 @@ async def test_e1_one_hanging_metrics_page_of_four_makes_no_magnet() -> None:
     ids=["a line of 0.5 MB", "50,000 series", "20,000 labels"],
 )
 async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: bytes, record_property: Tell) -> None:
-    async with running(FakeEngine(), scrape=Scrape(interval=0.1, timeout=2.0)) as router:
+    async with running(FakeEngine(), scrape=ScrapeSettings(interval=0.1, timeout=2.0)) as router:
         served = 0
 
         async def hostile(call: Call) -> None:
@@ -161,7 +161,7 @@ async def test_e2_two_hundred_instances_are_scraped_once_a_second_without_a_stal
     await engine.start(host="0.0.0.0")
     port = urlsplit(engine.url).port
     fleet = tuple(InstanceSettings(url=f"http://127.0.1.{i}:{port}", id=f"e{i}") for i in range(1, 201))
-    async with running(instances=fleet, scrape=Scrape(interval=1.0, timeout=2.0), check_after=False) as router:
+    async with running(instances=fleet, scrape=ScrapeSettings(interval=1.0, timeout=2.0), check_after=False) as router:
         instances = router.application.fleet.instances
         before = [one.scrape for one in instances]
         with Stall() as stall:
@@ -172,7 +172,7 @@ async def test_e2_two_hundred_instances_are_scraped_once_a_second_without_a_stal
 
 async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the_router_sent_and_says_so() -> None:
     with receiving() as collector, exporting(collector.url) as environ:
-        scrape = Scrape(interval=0.05, timeout=0.2, unknown_after=1.0)
+        scrape = ScrapeSettings(interval=0.05, timeout=0.2, unknown_after=1.0)
         engines = [FakeEngine(), FakeEngine()]
         async with running(*engines, policy="smetric", scrape=scrape, environ=environ) as router:
             # e0 looks crowded by its last page: once that is old, nobody believes it

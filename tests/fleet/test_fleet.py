@@ -404,7 +404,7 @@ def test_instances_are_what_the_settings_say_of_them(tmp_path: Path) -> None:
     settings = Settings(
         instances=(ONE, replace(OTHER, api_key_file=str(key))),
         prefill=PrefillSettings(attention_tokens=1234),
-        scrape=sections.Scrape(unknown_after=7.0),
+        scrape=sections.ScrapeSettings(unknown_after=7.0),
     )
     fleet = fleet_of(settings, lambda *_: None)
     assert [each.id for each in fleet.instances] == ["a", "b"]

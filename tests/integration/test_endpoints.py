@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from smetric.config.settings import Limits
+from smetric.config.settings import LimitSettings
 from smetric.http.headers import VIA
 from smetric.proxy import endpoints, forward
 from tests.fakes import DONE, Call, FakeEngine, RawClient, chunk, delta, one_model, request, until
@@ -257,7 +257,7 @@ async def test_requests_without_an_instance_are_counted_and_logged() -> None:
 
 
 async def test_late_body_counts_as_408() -> None:
-    async with running(FakeEngine(), limits=Limits(body_timeout=0.2)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(body_timeout=0.2)) as router:
         async with await RawClient.connect(router.url) as client:
             await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
             assert (await client.response()).status == 408

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from smetric.app import Application
-from smetric.config.settings import InstanceSettings, Scrape, Settings
+from smetric.config.settings import InstanceSettings, ScrapeSettings, Settings
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
@@ -61,7 +61,7 @@ async def test_forecasts_are_within_the_stated_factor(traffic: str) -> None:
             Settings(
                 instances=tuple(InstanceSettings(id=f"e{n}", url=url) for n, url in enumerate(fleet.urls)),
                 params={"FLOOR": 1000.0},
-                scrape=Scrape(interval=0.2),
+                scrape=ScrapeSettings(interval=0.2),
             )
         )
         data, admin, stop = listen("127.0.0.1", 0), listen("127.0.0.1", 0), asyncio.Event()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 
 from smetric.app import Application
-from smetric.config.settings import InstanceSettings, KvEventsSettings, Scrape, Settings
+from smetric.config.settings import InstanceSettings, KvEventsSettings, ScrapeSettings, Settings
 from smetric.errors import ConfigError
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest
@@ -47,7 +47,7 @@ async def routed() -> AsyncIterator[tuple[Application, KvEngine, KvEngine]]:
                 for i, (engine, events) in enumerate(zip(engines, published, strict=True))
             ),
             kv_events=KvEventsSettings(enabled=True),
-            scrape=Scrape(interval=0.2),
+            scrape=ScrapeSettings(interval=0.2),
         ),
         {},
         Tokens(),

@@ -17,7 +17,7 @@ from smetric.app import Application
 from smetric.config.settings import (
     InstanceSettings,
     LmcacheSettings,
-    Lookup,
+    LookupSettings,
     PrefixIndexSettings,
     Settings,
 )
@@ -88,7 +88,7 @@ async def router(
             prefix_index=PrefixIndexSettings(enabled=index),
             lmcache=LmcacheSettings(url=fleet.lmcache_url, mode=mode),
             # what this machine does meanwhile is not under test
-            lookup=Lookup(deadline_base=5.0, deadline_cap=5.0),
+            lookup=LookupSettings(deadline_base=5.0, deadline_cap=5.0),
             replicas=replicas,
         ),
         {},

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from smetric.config.settings import LmcacheSettings, Lookup, PrefixIndexSettings, TokenizerSettings
+from smetric.config.settings import LmcacheSettings, LookupSettings, PrefixIndexSettings, TokenizerSettings
 from smetric.sources.tokens.chat import ChatPrompt
 from smetric.sources.tokens.local import ModelFolder
 from tests.fakes import Call, FakeEngine, hang, healthy
@@ -68,7 +68,7 @@ async def routing(
             policy="smetric",
             prefix_index=PrefixIndexSettings(enabled=False),
             tokenizer=TokenizerSettings(source=source, folders={"*": str(path)}, timeout=2 * deadline_s),
-            lookup=Lookup(deadline_base=deadline_s, deadline_per_1k_tokens=0.0, deadline_cap=deadline_s),
+            lookup=LookupSettings(deadline_base=deadline_s, deadline_per_1k_tokens=0.0, deadline_cap=deadline_s),
             lmcache=LmcacheSettings(url=service.url, mode="controller", chunk_size=16, answers_ttl=0.01),
         ) as router:
             yield router, engine, asked

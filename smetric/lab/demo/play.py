@@ -21,7 +21,7 @@ from smetric.config.settings import (
     InstanceSettings,
     Listen,
     LmcacheSettings,
-    Lookup,
+    LookupSettings,
     PrefixIndexSettings,
     Settings,
     TokenizerSettings,
@@ -459,7 +459,7 @@ def settings(
         lmcache=LmcacheSettings(url=lmcache_url, instances=ids),
         tokenizer=TokenizerSettings(source="engine"),
         # Engines, tokens and look-ups share this machine: where it is busy, they take longer than they ever would.
-        lookup=Lookup(deadline_base=1.0, deadline_cap=2.0),
+        lookup=LookupSettings(deadline_base=1.0, deadline_cap=2.0),
     )
 
 
