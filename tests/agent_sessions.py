@@ -19,7 +19,7 @@ from smetric.config.settings import Admin, InstanceSettings, PeersSettings, Scra
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.demo.play import MODEL, Dialect, Messages, Reply, Session, load_sessions
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
@@ -32,7 +32,7 @@ PARAMS = {"FLOOR": 1000.0}
 async def engines() -> AsyncIterator[EmulatedFleet]:
     """Four engines that are fast and evict nothing."""
     config = EngineConfig(block_size=16, blocks=200_000, max_model_len=100_000)
-    async with EmulatedFleet(4, EngineSettings(model=MODEL, engine=config, time_scale=1000.0)) as fleet:
+    async with EmulatedFleet(4, EmulatedSettings(model=MODEL, engine=config, time_scale=1000.0)) as fleet:
         yield fleet
 
 

@@ -14,7 +14,7 @@ import orjson
 
 from smetric.lab.emulator import instance as reply
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 
 MODEL = "emulated"
@@ -32,7 +32,7 @@ _LONG, _SHORT = 300, 8
 def engines() -> EmulatedFleet:
     """Run four emulated engines with room for all sessions within the block."""
     config = EngineConfig(block_size=16, blocks=8192, max_model_len=32768)
-    return EmulatedFleet(INSTANCES, InstanceSettings(model=MODEL, engine=config))
+    return EmulatedFleet(INSTANCES, EmulatedSettings(model=MODEL, engine=config))
 
 
 @dataclass(frozen=True)

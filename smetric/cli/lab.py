@@ -21,7 +21,7 @@ from smetric.lab.demo import play as stage
 from smetric.lab.demo.play import Play, load_sessions, perform
 from smetric.lab.demo.report import report, serving
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from smetric.telemetry import logs
 
@@ -216,7 +216,7 @@ def emulate(
             max_running=max_num_seqs,
             max_waiting=max_num_queued_reqs,
         )
-        settings = InstanceSettings(model=name, aliases=tuple(aliases), engine=engine, time_scale=time_scale)
+        settings = EmulatedSettings(model=name, aliases=tuple(aliases), engine=engine, time_scale=time_scale)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if port + instances - 1 + lmcache > 65535:

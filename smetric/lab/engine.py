@@ -12,7 +12,7 @@ from smetric.lab.store import PrefixCache
 # One sequence an engine generates; tokens themselves never appear: it is its lengths and the names of its blocks.
 
 
-class State(enum.Enum):
+class SequenceState(enum.Enum):
     """Where a sequence is."""
 
     WAITING = "waiting"
@@ -36,7 +36,7 @@ class SequenceRequest:
     output_len: int
     keys: Sequence[int] = ()
 
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     #: Output tokens generated so far.
     emitted: int = 0
     #: Prompt tokens that were in the cache when it was first admitted; None while it waits.
@@ -56,7 +56,7 @@ class SequenceRequest:
     @property
     def ended(self) -> bool:
         """Whether nothing more will come of it."""
-        return self.state in (State.FINISHED, State.ABORTED)
+        return self.state in (SequenceState.FINISHED, SequenceState.ABORTED)
 
 
 # How long one engine step takes: a linear model of what is in the batch.
@@ -224,14 +224,14 @@ class Engine:
 
     def abort(self, sequence: SequenceRequest, now: float) -> None:
         """Stop *sequence* at once and free its blocks; nothing happens if it has ended."""
-        if sequence.state is State.RUNNING:
+        if sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._free(sequence)
-        elif sequence.state is State.WAITING:
+        elif sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
         else:
             return
-        sequence.state = State.ABORTED
+        sequence.state = SequenceState.ABORTED
         sequence.ended_s = now
 
     def start(self, now: float) -> float | None:
@@ -248,7 +248,7 @@ class Engine:
         for sequence in tuple(self.running):
             if budget == 0:
                 break
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
                 continue
             count = min(sequence.prompt_len + sequence.emitted - sequence._computed, budget)
             while not self._grow(sequence, count):
@@ -260,7 +260,7 @@ class Engine:
                 budget -= count
         if preempted:
             # Whoever was pushed out after it had been put in the batch is no part of it.
-            plan = [(sequence, count) for sequence, count in plan if sequence.state is State.RUNNING]
+            plan = [(sequence, count) for sequence, count in plan if sequence.state is SequenceState.RUNNING]
         else:
             self._admit(plan, budget, now)
         if not plan:
@@ -282,7 +282,7 @@ class Engine:
         commit = self.cache.commit
         result = StepResult(0, 0, [], [])
         for sequence, count in plan:
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
                 continue
             result.tokens += count
             computed = sequence._computed = sequence._computed + count
@@ -304,11 +304,11 @@ class Engine:
                 sequence.emitted += 1
                 result.decoded += 1
                 if sequence.emitted == sequence.output_len:
-                    sequence.state = State.FINISHED
+                    sequence.state = SequenceState.FINISHED
                     sequence.ended_s = now
                     result.finished.append(sequence)
         if result.finished:
-            self.running = [sequence for sequence in self.running if sequence.state is State.RUNNING]
+            self.running = [sequence for sequence in self.running if sequence.state is SequenceState.RUNNING]
             for sequence in result.finished:
                 self._free(sequence)
         self.totals.generated += result.decoded
@@ -334,7 +334,7 @@ class Engine:
             if not cache.reserve(blocks):
                 raise AssertionError("room that was counted is not there")
             self.waiting.popleft()
-            sequence.state = State.RUNNING
+            sequence.state = SequenceState.RUNNING
             sequence._computed = hits * config.block_size
             sequence._committed = hits
             sequence._blocks = hits + blocks
@@ -371,7 +371,7 @@ class Engine:
     def _preempt_last(self) -> SequenceRequest:
         sequence = self.running.pop()
         self._free(sequence)
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         sequence.preemptions += 1
         self.totals.preemptions += 1
         self.waiting.appendleft(sequence)

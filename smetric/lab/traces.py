@@ -32,7 +32,7 @@ class _Line(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TraceArrival:
     """A request of a trace.
 
     Args:
@@ -53,7 +53,7 @@ class Arrival:
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-def arrivals(paths: Iterable[Path], *, unknown_output: int | None = None) -> list[Arrival]:
+def arrivals(paths: Iterable[Path], *, unknown_output: int | None = None) -> list[TraceArrival]:
     """The requests in *paths* that were answered to the end, in the order of their arrival.
 
     Args:
@@ -70,7 +70,7 @@ def arrivals(paths: Iterable[Path], *, unknown_output: int | None = None) -> lis
         raise ConfigError(f"{', '.join(map(str, paths))}: no request in it that was answered")
     first_ms = found[0][0]
     return [
-        Arrival(
+        TraceArrival(
             (at_ms - first_ms) / 1000,
             # A last block that the prompt does not fill is nobody else's.
             SequenceRequest(line.input_length, output, line.hash_ids[: line.input_length // BLOCK_TOKENS]),

@@ -30,7 +30,7 @@ from smetric.doctor.site import Finding
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.http.tls import Tls
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 from tests.ports import free_port
@@ -147,7 +147,7 @@ async def publishing(front: Front, *, replay: bool = True) -> AsyncIterator[KvEn
         await engine.close()
 
 
-ENGINES = EngineSettings(model="m", engine=EngineConfig(blocks=2048, max_model_len=16384), time_scale=100.0)
+ENGINES = EmulatedSettings(model="m", engine=EngineConfig(blocks=2048, max_model_len=16384), time_scale=100.0)
 
 
 @dataclass

@@ -21,7 +21,7 @@ import pytest
 import zmq.asyncio
 
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from tests.e2e.figures import moves, note, stuck
 from tests.e2e.lmcache_players import (
     CoordinatorKeys,
@@ -131,7 +131,7 @@ class Site(Generic[Key]):
 
 @asynccontextmanager
 async def engines_and_client() -> AsyncIterator[tuple[dict[str, EmulatedFleet], aiohttp.ClientSession]]:
-    settings = InstanceSettings(model=MODEL, time_scale=20.0)
+    settings = EmulatedSettings(model=MODEL, time_scale=20.0)
     engines = {f"e{number}": EmulatedFleet(1, settings) for number in (1, 2, 3)}
     async with AsyncExitStack() as stack:
         for engine in engines.values():

@@ -16,7 +16,7 @@ from smetric.app import Application
 from smetric.config.settings import InstanceSettings, ScrapeSettings, Settings
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
@@ -56,7 +56,7 @@ async def test_forecasts_are_within_the_stated_factor(traffic: str) -> None:
     config = EngineConfig(block_size=16, blocks=60_000, max_model_len=200_000)
     # Small prefills take their own time, so that more than the machine's is measured.
     scale = 4.0 if traffic == "large additions" else 1.5
-    async with EmulatedFleet(2, EngineSettings(model=MODEL, engine=config, time_scale=scale)) as fleet:
+    async with EmulatedFleet(2, EmulatedSettings(model=MODEL, engine=config, time_scale=scale)) as fleet:
         application = Application(
             Settings(
                 instances=tuple(InstanceSettings(id=f"e{n}", url=url) for n, url in enumerate(fleet.urls)),

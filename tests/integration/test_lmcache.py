@@ -106,7 +106,7 @@ async def router(
 
 
 def emulated_fleet() -> EmulatedFleet:
-    return EmulatedFleet(3, emulated.InstanceSettings(time_scale=50), lmcache=True)
+    return EmulatedFleet(3, emulated.EmulatedSettings(time_scale=50), lmcache=True)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from smetric.app import Application
 from smetric.config import load_settings
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 from tests.telemetry.otlp_receiver import Received, Receiver, receiving
@@ -76,7 +76,7 @@ async def converse(url: str, turns: int, **headers: str) -> None:
 
 def engines(count: int) -> EmulatedFleet:
     config = EngineConfig(block_size=16, blocks=4096, max_model_len=16384)
-    return EmulatedFleet(count, EngineSettings(model=MODEL, engine=config, time_scale=50.0))
+    return EmulatedFleet(count, EmulatedSettings(model=MODEL, engine=config, time_scale=50.0))
 
 
 def traces(spans: list[Received]) -> list[list[Received]]:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.lab.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, State, StepTime, TooLongError
+from smetric.lab.engine import (
+    Engine,
+    EngineConfig,
+    QueueFullError,
+    SequenceRequest,
+    SequenceState,
+    StepTime,
+    TooLongError,
+)
 
 
 def test_step_time_defaults_match_measured_h20() -> None:
@@ -55,7 +63,7 @@ def test_engine_emits_first_token_after_prefill_then_one_a_step() -> None:
     model.submit(sequence, 0.0)
     assert run(model) == 3.0
     assert (sequence.first_token_s, sequence.ended_s, sequence.emitted) == (1.0, 3.0, 3)
-    assert sequence.state is State.FINISHED
+    assert sequence.state is SequenceState.FINISHED
 
 
 def test_engine_prefills_long_prompt_in_chunks_while_others_decode() -> None:
@@ -130,7 +138,7 @@ def test_engine_preempts_last_admitted_when_decoding_needs_blocks() -> None:
     run(model)
     assert (first.preemptions, first.emitted) == (0, 17)
     assert second.preemptions >= 1
-    assert (second.emitted, second.state) == (17, State.FINISHED)
+    assert (second.emitted, second.state) == (17, SequenceState.FINISHED)
     assert model.totals.generated == 34
 
 
@@ -146,7 +154,7 @@ def test_engine_abort_frees_blocks_at_once_also_during_step() -> None:
     model.abort(running, 0.5)
     model.abort(waiting, 0.5)
     model.abort(running, 0.6)
-    assert (running.state, running.ended_s, model.cache.used) == (State.ABORTED, 0.5, 1)
+    assert (running.state, running.ended_s, model.cache.used) == (SequenceState.ABORTED, 0.5, 1)
     result = model.finish(1.0)
     assert (result.finished, result.decoded, running.emitted) == ([other], 1, 0)
     assert not model.busy
@@ -242,7 +250,7 @@ def test_engine_every_sequence_ends_and_every_block_is_freed(
         model.finish(now)
     assert all(sequence.ended for sequence, _ in sequences)
     for sequence, _ in sequences:
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             assert sequence.emitted == sequence.output_len
     totals = model.totals
     assert totals.generated == sum(sequence.emitted for sequence, _ in sequences)

@@ -30,7 +30,7 @@ from smetric.fleet.record import DecisionRecord
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator import call, instance
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 
 # The shapes of the recorded sessions that the demo replays: how long, how much, in what rhythm; never what was said.
@@ -231,7 +231,7 @@ def _tools(session: Session) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AgentAnswer:
     """One request as its client saw it; tokens are the engine's own count, times are on the monotonic clock.
 
     Args:
@@ -274,7 +274,7 @@ async def play(
     *,
     delay_s: float,
     speed: float,
-    answered: Callable[[Answer], None],
+    answered: Callable[[AgentAnswer], None],
 ) -> None:
     """Send the requests of *session*, each with the replies so far. A session ends at an answer that is not whole.
 
@@ -307,7 +307,7 @@ async def _ask(
     client: aiohttp.ClientSession,
     router: str,
     reply: Reply,
-) -> Answer:
+) -> AgentAnswer:
     status, decision, instance = 0, "", ""
     sent_s = time.monotonic()
     first_byte_s: float | None = None
@@ -324,7 +324,7 @@ async def _ask(
         # A broken connection is an answer that is not whole; the report counts it.
         reply.is_complete = False
     ended_s = time.monotonic()
-    return Answer(
+    return AgentAnswer(
         session=session.id,
         turn=turn,
         status=status,
@@ -346,7 +346,7 @@ WINDOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PlayFigures:
     """Sums over the answers of one policy.
 
     Args:
@@ -370,7 +370,7 @@ class Figures:
     returned: int
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], instances: int) -> Figures:
+    def of(cls, answers: Sequence[AgentAnswer], instances: int) -> PlayFigures:
         """The figures of *answers* on so many *instances*."""
         whole = [answer for answer in answers if answer.is_whole]
         prompt = sum(answer.prompt_tokens for answer in whole)
@@ -388,13 +388,13 @@ class Figures:
         )
 
 
-def with_homes(answers: Sequence[Answer]) -> list[tuple[Answer, str]]:
+def with_homes(answers: Sequence[AgentAnswer]) -> list[tuple[AgentAnswer, str]]:
     """Each answer with the instance that gave its session's answer before; empty for a first turn."""
     at = {(answer.session, answer.turn): answer.instance for answer in answers}
     return [(answer, at.get((answer.session, answer.turn - 1), "")) for answer in answers]
 
 
-def imbalance(answers: Sequence[Answer], instances: int) -> float:
+def imbalance(answers: Sequence[AgentAnswer], instances: int) -> float:
     """Requests in flight on the fullest instance ÷ the mean of all, in windows of `WINDOW_S`, weighted by that mean.
 
     1 is even; the number of instances is everything on one. An empty window weighs nothing.
@@ -433,7 +433,7 @@ BLOCK_SIZE = 16
 def engines(speed: float = 1.0) -> EmulatedFleet:
     """The engines, *speed* times as fast as an H20; they listen while entered."""
     config = EngineConfig(block_size=BLOCK_SIZE, blocks=BLOCKS, max_model_len=BLOCKS * BLOCK_SIZE)
-    return EmulatedFleet(INSTANCES, EngineSettings(model=MODEL, engine=config, time_scale=speed), lmcache=True)
+    return EmulatedFleet(INSTANCES, EmulatedSettings(model=MODEL, engine=config, time_scale=speed), lmcache=True)
 
 
 def settings(
@@ -484,9 +484,9 @@ class Play:
     """
 
     policy: str
-    answers: Sequence[Answer]
+    answers: Sequence[AgentAnswer]
     records: dict[str, DecisionRecord]
-    figures: Figures
+    figures: PlayFigures
     took_s: float
 
 
@@ -516,9 +516,9 @@ async def perform(
     lmcache_url = engines.lmcache_url if by_lmcache else ""
     application = Application(settings(engines.urls, policy, lmcache_url=lmcache_url))
     total = sum(len(session.turns) for session in sessions)
-    answers: list[Answer] = []
+    answers: list[AgentAnswer] = []
 
-    def answered(answer: Answer) -> None:
+    def answered(answer: AgentAnswer) -> None:
         answers.append(answer)
         progress(len(answers), total)
 
@@ -532,10 +532,10 @@ async def perform(
         stop.set()
     kept = application.telemetry.decisions
     records = {record.id: record for answer in answers if (record := kept.get(answer.decision)) is not None}
-    return Play(policy, answers, records, Figures.of(answers, INSTANCES), took_s)
+    return Play(policy, answers, records, PlayFigures.of(answers, INSTANCES), took_s)
 
 
-async def _act(sessions: Sequence[Session], router: str, speed: float, answered: Callable[[Answer], None]) -> None:
+async def _act(sessions: Sequence[Session], router: str, speed: float, answered: Callable[[AgentAnswer], None]) -> None:
     """All agents at once; every other one speaks the other API."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as client, asyncio.TaskGroup() as group:

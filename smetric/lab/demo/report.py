@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from smetric.files import shipped_policies
 from smetric.lab.demo import play as stage
-from smetric.lab.demo.play import WINDOW_S, Answer, Play, with_homes
+from smetric.lab.demo.play import WINDOW_S, AgentAnswer, Play, with_homes
 from smetric.policy import Decision
 from smetric.policy.explain import explain, summary
 from smetric.telemetry.tracing import ENDPOINTS
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class DemoExample:
     """A decision, and what makes it one of the three."""
 
     title: str
     decision: Decision
 
 
-def examples(play: Play) -> list[Example]:
+def examples(play: Play) -> list[DemoExample]:
     """At most three decisions of *play*, in this order; one that there was no case of is left out.
 
     A first request (the one that saw the fullest engines); a follow-up that returned to the instance before (the one
@@ -77,13 +77,13 @@ def told_by(source: str, play: Play) -> list[Decision]:
 
 
 def _best(
-    title: str, among: list[tuple[Answer, str, Decision]], worth: Callable[[Answer, Decision], float]
-) -> Example | None:
+    title: str, among: list[tuple[AgentAnswer, str, Decision]], worth: Callable[[AgentAnswer, Decision], float]
+) -> DemoExample | None:
     """The one of the highest worth; the earliest of equals."""
     if not among:
         return None
     _, _, decision = max(among, key=lambda one: worth(one[0], one[2]))
-    return Example(title, decision)
+    return DemoExample(title, decision)
 
 
 def _column(decision: Decision, feature: str) -> list[float]:

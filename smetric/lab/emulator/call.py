@@ -279,7 +279,7 @@ MAX_SEQUENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """What an engine serves: names (the first one answers), and the longest prompt and output together, in tokens."""
 
     names: tuple[str, ...]
@@ -287,7 +287,7 @@ class Limits:
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
+class EmulatedCall:
     """What is to be generated and how it is to be told.
 
     `prompts` are packed tokens; `limit` is the most output tokens, None for as many as the reply has; `exact` means
@@ -313,14 +313,16 @@ class Call:
     temperature: float | None = None
 
 
-def parse_call(fields: Fields, limits: Limits, prompts: Sequence[bytes], limit: int | None, n: int = 1) -> Call:
+def parse_call(
+    fields: Fields, limits: EngineLimits, prompts: Sequence[bytes], limit: int | None, n: int = 1
+) -> EmulatedCall:
     """The fields all APIs share, with *prompts* rendered already.
 
     Raises:
         EngineError: in vLLM's words, if a value or a length cannot be served.
     """
     check_model(fields, limits)
-    call = Call(
+    call = EmulatedCall(
         prompts=prompts,
         model=limits.names[0],
         n=n,
@@ -347,7 +349,7 @@ def parse_call(fields: Fields, limits: Limits, prompts: Sequence[bytes], limit: 
     return call
 
 
-def check_model(fields: Fields, limits: Limits) -> None:
+def check_model(fields: Fields, limits: EngineLimits) -> None:
     """No model means the one that is served.
 
     Raises:
@@ -382,7 +384,7 @@ def _salt(fields: Fields) -> str:
     return salt or ""
 
 
-def _check_lengths(call: Call, limits: Limits) -> None:
+def _check_lengths(call: EmulatedCall, limits: EngineLimits) -> None:
     longest = limits.max_model_len
     limit = call.limit
     if limit is not None:

@@ -12,16 +12,16 @@ from smetric.lab.emulator import call as tokenizer
 from smetric.lab.emulator.call import (
     END,
     START,
-    Call,
+    EmulatedCall,
+    EngineLimits,
     Fields,
     InvalidBodyError,
-    Limits,
     bad_request,
     check_model,
     parse_call,
     replies,
 )
-from smetric.lab.emulator.instance import DONE, FINGERPRINT, Choice, Generation, counts, data_event
+from smetric.lab.emulator.instance import DONE, FINGERPRINT, Choice, EmulatedGeneration, counts, data_event
 
 # The emulated chat template: tools, then messages in their order, each between markers, in packed tokens.
 #
@@ -191,7 +191,7 @@ def _json(value: Any) -> str:
 # `/v1/chat/completions` of an emulated instance. Tool calls and log probabilities are never generated.
 
 
-def parse_chat(fields: Fields, limits: Limits) -> Call:
+def parse_chat(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     """A chat request.
 
     Raises:
@@ -213,7 +213,7 @@ class ChatAnswer:
 
     eager = False
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: EmulatedGeneration) -> None:
         self._generation = generation
         self._call = generation.call
         self._unfinished = len(generation.choices)

@@ -7,22 +7,22 @@ from typing import Any
 
 from smetric.lab.emulator import call as tokenizer
 from smetric.lab.emulator.call import (
-    Call,
+    EmulatedCall,
+    EngineLimits,
     Fields,
     InvalidBodyError,
-    Limits,
     bad_request,
     check_model,
     parse_call,
     replies,
 )
-from smetric.lab.emulator.instance import DONE, FINGERPRINT, Choice, Generation, counts, data_event
+from smetric.lab.emulator.instance import DONE, FINGERPRINT, Choice, EmulatedGeneration, counts, data_event
 
 #: Output tokens if the request sets no limit.
 DEFAULT_LIMIT = 16
 
 
-def parse_completion(fields: Fields, limits: Limits) -> Call:
+def parse_completion(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     """A completion request.
 
     Raises:
@@ -64,7 +64,7 @@ class CompletionAnswer:
 
     eager = False
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: EmulatedGeneration) -> None:
         self._generation = generation
         self._call = generation.call
 

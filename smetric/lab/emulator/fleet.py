@@ -12,7 +12,7 @@ from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
 
 from smetric.errors import ConfigError
-from smetric.lab.emulator.instance import EmulatedInstance, InstanceSettings
+from smetric.lab.emulator.instance import EmulatedInstance, EmulatedSettings
 from smetric.lab.emulator.lmcache import EmulatedLmcache
 from smetric.lab.emulator.server import EmulatedServer
 
@@ -36,7 +36,7 @@ class EmulatedFleet:
     def __init__(
         self,
         count: int = 1,
-        settings: InstanceSettings | None = None,
+        settings: EmulatedSettings | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,

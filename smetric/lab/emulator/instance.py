@@ -14,9 +14,9 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from smetric.lab.emulator import call as tokenizer
-from smetric.lab.emulator.call import Call, Limits, busy
+from smetric.lab.emulator.call import EmulatedCall, EngineLimits, busy
 from smetric.lab.emulator.metrics import InstanceMetrics
-from smetric.lab.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, State
+from smetric.lab.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, SequenceState
 from smetric.lab.store import block_keys, root_key
 
 # What an emulated engine answers: filler words, the same ones for the same prompt, seed and choice.
@@ -75,14 +75,14 @@ class Choice:
     @property
     def fresh(self) -> bool:
         """Whether there is something to tell: new tokens, or the end."""
-        return self.sequence.emitted > self.sent or self.sequence.state is State.ABORTED
+        return self.sequence.emitted > self.sent or self.sequence.state is SequenceState.ABORTED
 
     @property
     def finish_reason(self) -> str | None:
         """Why it ended, in vLLM's words; None while it has not."""
-        if self.sequence.state is State.ABORTED:
+        if self.sequence.state is SequenceState.ABORTED:
             return "abort"
-        if self.sequence.state is State.FINISHED:
+        if self.sequence.state is SequenceState.FINISHED:
             return "length" if self.cut else "stop"
         return None
 
@@ -101,7 +101,7 @@ class Choice:
         return tokenizer.to_ids(tokenizer.encode(self.text[4 * start : 4 * self.sequence.emitted]))
 
 
-class Generation:
+class EmulatedGeneration:
     """All sequences of one request; `wake` and `changed` connect the engine with the response.
 
     Args:
@@ -112,7 +112,7 @@ class Generation:
 
     __slots__ = ("_block_size", "_news", "call", "choices", "told_at")
 
-    def __init__(self, call: Call, limits: Limits, block_size: int) -> None:
+    def __init__(self, call: EmulatedCall, limits: EngineLimits, block_size: int) -> None:
         self.call = call
         self.choices: list[Choice] = []
         #: When news was last given, seconds of the loop's clock.
@@ -180,7 +180,7 @@ STREAM_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSettings:
+class EmulatedSettings:
     """What one emulated instance is.
 
     Args:
@@ -205,9 +205,9 @@ class InstanceSettings:
 class EmulatedInstance:
     """Takes calls, runs the engine while there is work, tells the responses of it. Lives in one event loop."""
 
-    def __init__(self, settings: InstanceSettings | None = None) -> None:
-        self.settings = settings or InstanceSettings()
-        self.limits = Limits(
+    def __init__(self, settings: EmulatedSettings | None = None) -> None:
+        self.settings = settings or EmulatedSettings()
+        self.limits = EngineLimits(
             (self.settings.model, *self.settings.aliases),
             self.settings.engine.max_model_len,
         )
@@ -224,7 +224,7 @@ class EmulatedInstance:
             time_scale=self.settings.time_scale,
             started_at=self.started_at,
         )
-        self._active: dict[Generation, None] = {}
+        self._active: dict[EmulatedGeneration, None] = {}
         self._origin = time.monotonic()
         self._step_ends: float | None = None
         self._step_took = 0.0
@@ -237,14 +237,14 @@ class EmulatedInstance:
             self._timer.cancel()
         self._start_anew()
 
-    def generate(self, call: Call) -> Generation:
+    def generate(self, call: EmulatedCall) -> EmulatedGeneration:
         """Put the sequences of *call* in the queue.
 
         Raises:
             EngineError: the queue is full (503).
         """
         now = self._now()
-        generation = Generation(call, self.limits, self.settings.engine.block_size)
+        generation = EmulatedGeneration(call, self.limits, self.settings.engine.block_size)
         queued: list[SequenceRequest] = []
         try:
             for choice in generation.choices:
@@ -261,7 +261,7 @@ class EmulatedInstance:
             self._arm()
         return generation
 
-    def abort(self, generation: Generation) -> None:
+    def abort(self, generation: EmulatedGeneration) -> None:
         """Stop what still runs of *generation*, at once, and wake its response; nothing happens if it has ended."""
         if generation not in self._active:
             return
@@ -318,7 +318,7 @@ class EmulatedInstance:
                 generation.told_at = now
                 generation.wake()
 
-    def _count(self, generation: Generation) -> None:
+    def _count(self, generation: EmulatedGeneration) -> None:
         call = generation.call
         self.metrics.answered(call.n, call.limit, len(generation.choices))
         for choice in generation.choices:
@@ -337,7 +337,7 @@ FINGERPRINT = "vllm-0.32.0-emulated"
 DONE = b"data: [DONE]\n\n"
 
 
-class Answer(Protocol):
+class EmulatedAnswer(Protocol):
     """Writes the answer to one call in one API's form; events are whole, one chunk each on the wire."""
 
     #: Whether the opening is sent at once; otherwise it waits for the first token.
@@ -356,7 +356,7 @@ class Answer(Protocol):
         """The events after everything has ended."""
 
 
-def counts(generation: Generation) -> dict[str, int]:
+def counts(generation: EmulatedGeneration) -> dict[str, int]:
     """What `usage` begins with in the OpenAI APIs."""
     prompt_tokens, output_tokens = generation.prompt_tokens, generation.output_tokens
     total = prompt_tokens + output_tokens

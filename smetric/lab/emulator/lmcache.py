@@ -11,7 +11,7 @@ import orjson
 from smetric.lab.emulator import call
 from smetric.lab.emulator.call import EngineError, InvalidBodyError, UnreadableBodyError
 from smetric.lab.emulator.instance import EmulatedInstance
-from smetric.lab.emulator.server import JSON, Exchange, Receive, Send, lifespan, token_ids
+from smetric.lab.emulator.server import JSON, EmulatedExchange, Receive, Send, lifespan, token_ids
 from smetric.lab.store import block_keys, root_key
 
 #: Tokens of a chunk, LMCache's default.
@@ -35,7 +35,7 @@ class EmulatedLmcache:
 
     def __init__(self, instances: Sequence[tuple[str, EmulatedInstance]]) -> None:
         self._instances = instances
-        self._routes: dict[tuple[str, str], Callable[[Exchange], Awaitable[dict[str, Any]]]] = {
+        self._routes: dict[tuple[str, str], Callable[[EmulatedExchange], Awaitable[dict[str, Any]]]] = {
             ("GET", "/healthz"): self._healthz,
             ("GET", "/instances"): self._list,
             ("GET", "/controller/workers"): self._workers,
@@ -48,7 +48,7 @@ class EmulatedLmcache:
         if scope["type"] == "lifespan":
             await lifespan(receive, send)
             return
-        exchange = Exchange(scope["path"], dict(scope["headers"]), uuid.uuid4().hex, receive, send)
+        exchange = EmulatedExchange(scope["path"], dict(scope["headers"]), uuid.uuid4().hex, receive, send)
         handler = self._routes.get((scope["method"], exchange.path))
         if handler is None:
             await exchange.reply(404, b'{"detail":"Not Found"}', JSON)
@@ -66,10 +66,10 @@ class EmulatedLmcache:
             return
         await exchange.reply(status, orjson.dumps(answer), JSON)
 
-    async def _healthz(self, exchange: Exchange) -> dict[str, Any]:
+    async def _healthz(self, exchange: EmulatedExchange) -> dict[str, Any]:
         return {"status": "healthy"}
 
-    async def _list(self, exchange: Exchange) -> dict[str, Any]:
+    async def _list(self, exchange: EmulatedExchange) -> dict[str, Any]:
         return {
             "instances": [
                 {"instance_id": id, "ip": "127.0.0.1", "registration_time": instance.started_at, "metadata": {}}
@@ -77,7 +77,7 @@ class EmulatedLmcache:
             ]
         }
 
-    async def _workers(self, exchange: Exchange) -> dict[str, Any]:
+    async def _workers(self, exchange: EmulatedExchange) -> dict[str, Any]:
         # Workers without heartbeats, as they are unless configured: the last one is the registration.
         workers = [
             {
@@ -94,7 +94,7 @@ class EmulatedLmcache:
         ]
         return {"workers": workers, "total_count": len(workers)}
 
-    async def _directory(self, exchange: Exchange) -> dict[str, Any]:
+    async def _directory(self, exchange: EmulatedExchange) -> dict[str, Any]:
         fields = await exchange.fields()
         tokens = token_ids(fields.required("token_ids"), "body.token_ids")
         model = fields.string("model_name")
@@ -143,7 +143,7 @@ class EmulatedLmcache:
             ],
         }
 
-    async def _layout(self, exchange: Exchange) -> dict[str, Any]:
+    async def _layout(self, exchange: EmulatedExchange) -> dict[str, Any]:
         tokens = token_ids((await exchange.fields()).required("tokens"), "body.tokens")
         held = self._held(tokens, "", None)
         layout: dict[str, tuple[str, int]] = {}

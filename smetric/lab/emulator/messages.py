@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from smetric.lab.emulator import call, chat
-from smetric.lab.emulator.call import Call, Fields, InvalidBodyError, Limits, check_model, parse_call
+from smetric.lab.emulator.call import EmulatedCall, EngineLimits, Fields, InvalidBodyError, check_model, parse_call
 from smetric.lab.emulator.chat import BILLING
-from smetric.lab.emulator.instance import Choice, Generation, named_event
+from smetric.lab.emulator.instance import Choice, EmulatedGeneration, named_event
 
 # Messages requests in chat form, as vLLM converts them before it renders them.
 
@@ -115,7 +115,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 
-def parse_message(fields: Fields, limits: Limits) -> Call:
+def parse_message(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     """A Messages request.
 
     Raises:
@@ -128,7 +128,7 @@ def parse_message(fields: Fields, limits: Limits) -> Call:
     return parse_call(fields, limits, [prompt], fields.integer("max_tokens"))
 
 
-def count_tokens(fields: Fields, limits: Limits) -> dict[str, Any]:
+def count_tokens(fields: Fields, limits: EngineLimits) -> dict[str, Any]:
     """The tokens of a Messages request.
 
     Raises:
@@ -149,7 +149,7 @@ class MessageAnswer:
 
     eager = False
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: EmulatedGeneration) -> None:
         self._generation = generation
         self._call = generation.call
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from smetric.lab.emulator import chat
 from smetric.lab.emulator.call import (
-    Call,
+    EmulatedCall,
+    EngineLimits,
     Fields,
     InvalidBodyError,
-    Limits,
     check_model,
     new_id,
     no_such_response,
     parse_call,
 )
-from smetric.lab.emulator.instance import Choice, Generation, named_event
+from smetric.lab.emulator.instance import Choice, EmulatedGeneration, named_event
 
 # Responses requests in chat form, as vLLM converts them before it renders them.
 
@@ -124,7 +124,7 @@ def _function(tool: dict[str, Any], name: Any) -> dict[str, Any]:
 _STATUS = {"length": "incomplete", "stop": "completed", "abort": "cancelled"}
 
 
-def parse_response(fields: Fields, limits: Limits) -> Call:
+def parse_response(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     """A Responses request.
 
     Raises:
@@ -145,7 +145,7 @@ class ResponseAnswer:
 
     eager = True
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: EmulatedGeneration) -> None:
         self._generation = generation
         self._call = generation.call
         self._choice = generation.choices[0]

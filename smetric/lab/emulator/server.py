@@ -13,11 +13,11 @@ import orjson
 from smetric.lab.emulator import call, chat, metrics
 from smetric.lab.emulator.call import (
     INVALID,
-    Call,
+    EmulatedCall,
     EngineError,
+    EngineLimits,
     Fields,
     InvalidBodyError,
-    Limits,
     UnreadableBodyError,
     check_model,
     new_id,
@@ -25,7 +25,7 @@ from smetric.lab.emulator.call import (
 )
 from smetric.lab.emulator.chat import ChatAnswer, parse_chat
 from smetric.lab.emulator.completions import CompletionAnswer, parse_completion
-from smetric.lab.emulator.instance import Answer, EmulatedInstance, Generation
+from smetric.lab.emulator.instance import EmulatedAnswer, EmulatedGeneration, EmulatedInstance
 from smetric.lab.emulator.messages import MessageAnswer, count_tokens, parse_message
 from smetric.lab.emulator.responses import ResponseAnswer, parse_response
 
@@ -68,7 +68,7 @@ def models(instance: EmulatedInstance) -> dict[str, Any]:
     }
 
 
-def tokenize(fields: Fields, limits: Limits) -> dict[str, Any]:
+def tokenize(fields: Fields, limits: EngineLimits) -> dict[str, Any]:
     """Token ids of a `prompt`, or of `messages` under the chat template.
 
     Raises:
@@ -90,7 +90,7 @@ def tokenize(fields: Fields, limits: Limits) -> dict[str, Any]:
     }
 
 
-def detokenize(fields: Fields, limits: Limits) -> dict[str, Any]:
+def detokenize(fields: Fields, limits: EngineLimits) -> dict[str, Any]:
     """The text of `tokens`.
 
     Raises:
@@ -130,24 +130,24 @@ JSON = (b"content-type", b"application/json")
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class EmulatedApi:
     """One API that generates: how its requests are read, its answers written, and its ids begin."""
 
-    parse: Callable[[Fields, Limits], Call]
-    answer: Callable[[Generation], Answer]
+    parse: Callable[[Fields, EngineLimits], EmulatedCall]
+    answer: Callable[[EmulatedGeneration], EmulatedAnswer]
     id_prefix: str
 
 
 GENERATORS = {
-    "/v1/chat/completions": Api(parse_chat, ChatAnswer, "chatcmpl-"),
-    "/v1/completions": Api(parse_completion, CompletionAnswer, "cmpl-"),
-    "/v1/messages": Api(parse_message, MessageAnswer, "chatcmpl-"),
-    "/v1/responses": Api(parse_response, ResponseAnswer, "resp_"),
+    "/v1/chat/completions": EmulatedApi(parse_chat, ChatAnswer, "chatcmpl-"),
+    "/v1/completions": EmulatedApi(parse_completion, CompletionAnswer, "cmpl-"),
+    "/v1/messages": EmulatedApi(parse_message, MessageAnswer, "chatcmpl-"),
+    "/v1/responses": EmulatedApi(parse_response, ResponseAnswer, "resp_"),
 }
 
 
 @dataclass(slots=True)
-class Exchange:
+class EmulatedExchange:
     """One request and the means to answer it."""
 
     path: str
@@ -209,7 +209,7 @@ class EmulatedServer:
 
     def __init__(self, instance: EmulatedInstance) -> None:
         self._instance = instance
-        self._routes: dict[str, dict[str, Callable[[Exchange], Awaitable[None]]]] = {
+        self._routes: dict[str, dict[str, Callable[[EmulatedExchange], Awaitable[None]]]] = {
             "/health": {"GET": self._nothing},
             "/ping": {"GET": self._nothing, "POST": self._nothing},
             "/version": {"GET": self._version},
@@ -231,7 +231,7 @@ class EmulatedServer:
             raise ValueError(f"scope type {scope['type']!r} is not served: only http is")
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange = Exchange(scope["path"], headers, given or uuid.uuid4().hex, receive, send)
+        exchange = EmulatedExchange(scope["path"], headers, given or uuid.uuid4().hex, receive, send)
         routes = self._routes.get(exchange.path)
         if routes is None and exchange.path.startswith("/v1/responses/") and scope["method"] == "GET":
             routes = {"GET": self._stored_response}
@@ -254,7 +254,7 @@ class EmulatedServer:
             # Nobody is left to answer.
             return
 
-    async def _generate(self, exchange: Exchange) -> None:
+    async def _generate(self, exchange: EmulatedExchange) -> None:
         instance, api = self._instance, GENERATORS[exchange.path]
         fields = await exchange.fields()
         call = api.parse(fields, instance.limits)
@@ -278,7 +278,7 @@ class EmulatedServer:
             gone.cancel()
             instance.abort(generation)
 
-    async def _stream(self, exchange: Exchange, generation: Generation, answer: Answer) -> None:
+    async def _stream(self, exchange: EmulatedExchange, generation: EmulatedGeneration, answer: EmulatedAnswer) -> None:
         await exchange.start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
         if not answer.eager:
             await generation.changed()
@@ -298,12 +298,12 @@ class EmulatedServer:
             await exchange.chunk(event)
         await exchange.end()
 
-    async def _until_gone(self, exchange: Exchange, generation: Generation) -> None:
+    async def _until_gone(self, exchange: EmulatedExchange, generation: EmulatedGeneration) -> None:
         while (await exchange.receive())["type"] != "http.disconnect":
             continue
         self._instance.abort(generation)
 
-    def _load_report(self, exchange: Exchange) -> Headers:
+    def _load_report(self, exchange: EmulatedExchange) -> Headers:
         form = exchange.headers.get(b"endpoint-load-metrics-format", b"").upper()
         if form not in (b"TEXT", b"JSON"):
             return []
@@ -318,30 +318,32 @@ class EmulatedServer:
             told = orjson.dumps({"named_metrics": values}).decode()
         return [(b"endpoint-load-metrics", form + b" " + told.encode())]
 
-    async def _nothing(self, exchange: Exchange) -> None:
+    async def _nothing(self, exchange: EmulatedExchange) -> None:
         await exchange.reply(200, b"")
 
-    async def _version(self, exchange: Exchange) -> None:
+    async def _version(self, exchange: EmulatedExchange) -> None:
         await exchange.reply(200, b'{"version":"0.32.0"}', JSON)
 
-    async def _metrics(self, exchange: Exchange) -> None:
+    async def _metrics(self, exchange: EmulatedExchange) -> None:
         page = self._instance.metrics.page()
         await exchange.reply(200, page, (b"content-type", metrics.CONTENT_TYPE.encode()))
 
-    async def _load(self, exchange: Exchange) -> None:
+    async def _load(self, exchange: EmulatedExchange) -> None:
         await exchange.reply(200, b'{"server_load":%d}' % self._instance.open_requests, JSON)
 
-    async def _models(self, exchange: Exchange) -> None:
+    async def _models(self, exchange: EmulatedExchange) -> None:
         await exchange.reply(200, orjson.dumps(models(self._instance)), JSON)
 
-    def _query(self, query: Callable[[Fields, Limits], dict[str, Any]]) -> Callable[[Exchange], Awaitable[None]]:
-        async def handle(exchange: Exchange) -> None:
+    def _query(
+        self, query: Callable[[Fields, EngineLimits], dict[str, Any]]
+    ) -> Callable[[EmulatedExchange], Awaitable[None]]:
+        async def handle(exchange: EmulatedExchange) -> None:
             answer = query(await exchange.fields(), self._instance.limits)
             await exchange.reply(200, orjson.dumps(answer), JSON)
 
         return handle
 
-    async def _stored_response(self, exchange: Exchange) -> None:
+    async def _stored_response(self, exchange: EmulatedExchange) -> None:
         raise no_such_response(exchange.path.removeprefix("/v1/responses/"))
 
 

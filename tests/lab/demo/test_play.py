@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from smetric.lab.demo import play as stage
 from smetric.lab.demo.play import (
     MODEL,
-    Answer,
+    AgentAnswer,
     Chat,
     Dialect,
-    Figures,
     Messages,
+    PlayFigures,
     Reply,
     Session,
     Turn,
@@ -24,7 +24,7 @@ from smetric.lab.demo.play import (
     load_sessions,
     play,
 )
-from smetric.lab.emulator.call import Call, Fields, Limits
+from smetric.lab.emulator.call import EmulatedCall, EngineLimits, Fields
 from smetric.lab.emulator.chat import parse_chat
 from smetric.lab.emulator.messages import parse_message
 from smetric.request.reader import ReaderSettings, parse
@@ -76,9 +76,9 @@ REPLIES = [" one two six", " ten new old", " big now and"]
 DIALECTS = pytest.mark.parametrize(("dialect", "api"), [(Chat(), Api.CHAT), (Messages(), Api.MESSAGES)])
 
 
-def as_engine(api: Api, body: bytes) -> Call:
+def as_engine(api: Api, body: bytes) -> EmulatedCall:
     parse_call = parse_chat if api is Api.CHAT else parse_message
-    return parse_call(Fields.of_body(body), Limits((MODEL,), 40_960))
+    return parse_call(Fields.of_body(body), EngineLimits((MODEL,), 40_960))
 
 
 def as_router(api: Api, body: bytes) -> InferenceRequest:
@@ -152,9 +152,9 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details"
 WHOLE = CHUNK + USAGE + b"data: [DONE]\n\n"
 
 
-async def answers_to(*bodies: web.Response) -> tuple[list[Answer], list[list[str]]]:
+async def answers_to(*bodies: web.Response) -> tuple[list[AgentAnswer], list[list[str]]]:
     """What the agent notes of these answers, and the assistant messages each of its requests carried."""
-    noted: list[Answer] = []
+    noted: list[AgentAnswer] = []
     carried: list[list[str]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -195,7 +195,7 @@ async def test_agent_ends_session_at_incomplete_answer(status: int, body: bytes)
 
 
 async def test_agent_reports_unreachable_router_without_status() -> None:
-    noted: list[Answer] = []
+    noted: list[AgentAnswer] = []
     async with ClientSession() as client:
         await play(SESSION, Chat(), client, "http://127.0.0.1:1", delay_s=0.0, speed=1.0, answered=noted.append)
     assert [(answer.status, answer.is_whole) for answer in noted] == [(0, False)]
@@ -212,12 +212,12 @@ def answer(
     cached: int = 0,
     *,
     whole: bool = True,
-) -> Answer:
-    return Answer(session, turn, 200 if whole else 503, whole, "", instance, sent, first, ended, prompt, cached)
+) -> AgentAnswer:
+    return AgentAnswer(session, turn, 200 if whole else 503, whole, "", instance, sent, first, ended, prompt, cached)
 
 
 def test_figures_hit_rate_counts_tokens() -> None:
-    figures = Figures.of([answer(prompt=900, cached=900), answer(turn=1, prompt=100)], 4)
+    figures = PlayFigures.of([answer(prompt=900, cached=900), answer(turn=1, prompt=100)], 4)
     assert figures.hit_rate == 0.9
 
 
@@ -229,23 +229,23 @@ def test_figures_returned_compares_with_previous_turn() -> None:
         answer("t", 0, "b"),
         answer("t", 1, "b"),
     ]
-    figures = Figures.of(answers, 4)
+    figures = PlayFigures.of(answers, 4)
     assert (figures.returned, figures.followups) == (2, 3)
 
 
 def test_figures_exclude_failed_answers_but_count_them() -> None:
-    figures = Figures.of([answer(first=0.2), answer(turn=1, first=9.0, whole=False)], 4)
+    figures = PlayFigures.of([answer(first=0.2), answer(turn=1, first=9.0, whole=False)], 4)
     assert (figures.requests, figures.failed, figures.followups) == (2, 1, 0)
     assert figures.ttft_p90_s == 0.2
 
 
 def test_figures_percentiles_are_measured_values() -> None:
-    figures = Figures.of([answer(f"s{n}", first=n / 10) for n in range(1, 11)], 4)
+    figures = PlayFigures.of([answer(f"s{n}", first=n / 10) for n in range(1, 11)], 4)
     assert (figures.ttft_p50_s, figures.ttft_p90_s) == (0.5, 0.9)
 
 
 def test_figures_of_no_answers_are_zero() -> None:
-    assert Figures.of([], 4) == Figures(0, 0, 0.0, 1.0, 0.0, 0.0, 0, 0)
+    assert PlayFigures.of([], 4) == PlayFigures(0, 0, 0.0, 1.0, 0.0, 0.0, 0, 0)
 
 
 def test_imbalance_of_one_busy_instance_is_instance_count() -> None:
@@ -271,5 +271,5 @@ def test_imbalance_is_even_for_simultaneous_shares_alone() -> None:
         max_size=20,
     )
 )
-def test_imbalance_lies_between_one_and_instance_count(answers: list[Answer]) -> None:
+def test_imbalance_lies_between_one_and_instance_count(answers: list[AgentAnswer]) -> None:
     assert 1 - 1e-9 <= imbalance(answers, 4) <= 4 + 1e-9

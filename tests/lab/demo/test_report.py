@@ -5,7 +5,7 @@ from typing import Any
 from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
 from smetric.fleet.record import DecisionRecord
-from smetric.lab.demo.play import Answer, Figures, Play
+from smetric.lab.demo.play import AgentAnswer, Play, PlayFigures
 from smetric.lab.demo.report import examples
 from smetric.policy import Decision, load
 from smetric.policy.snapshot import Snapshot
@@ -28,8 +28,8 @@ def made(*told: tuple[int, list[int], list[int]]) -> Play:
         )
         records[record.id] = record
         hit = hits[decision.index]
-        answers.append(Answer("s", turn, 200, True, record.id, decision.instance, 0.0, 0.1, 1.0, 1000, hit))
-    return Play("smetric", answers, records, Figures.of(answers, 3), 1.0)
+        answers.append(AgentAnswer("s", turn, 200, True, record.id, decision.instance, 0.0, 0.1, 1.0, 1000, hit))
+    return Play("smetric", answers, records, PlayFigures.of(answers, 3), 1.0)
 
 
 def shown(play: Play) -> list[tuple[str, str | None, str, str | None]]:

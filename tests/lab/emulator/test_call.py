@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.lab.emulator import call
-from smetric.lab.emulator.call import EngineError, Fields, InvalidBodyError, Limits, UnreadableBodyError
-from smetric.lab.emulator.instance import Generation
+from smetric.lab.emulator.call import EngineError, EngineLimits, Fields, InvalidBodyError, UnreadableBodyError
+from smetric.lab.emulator.instance import EmulatedGeneration
 from smetric.lab.emulator.messages import count_tokens
 from smetric.lab.emulator.server import GENERATORS, detokenize, tokenize
 
@@ -42,7 +42,7 @@ def test_tokenizer_markers_are_single_tokens_and_are_written_out() -> None:
     assert call.strings(tokens) == ["<|im_start|>", "user", "\n", "<|im_end|>"]
 
 
-LIMITS = Limits(("tiny",), 4096)
+LIMITS = EngineLimits(("tiny",), 4096)
 TEXT = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -116,11 +116,11 @@ def changed(body: dict[str, Any], at: tuple[Any, ...], junk: Any) -> Any:
     return body
 
 
-def generated(path: str) -> Callable[[Fields, Limits], Generation]:
-    return lambda fields, limits: Generation(GENERATORS[path].parse(fields, limits), limits, 16)
+def generated(path: str) -> Callable[[Fields, EngineLimits], EmulatedGeneration]:
+    return lambda fields, limits: EmulatedGeneration(GENERATORS[path].parse(fields, limits), limits, 16)
 
 
-def status(answer: Callable[[Fields, Limits], object], body: bytes) -> int:
+def status(answer: Callable[[Fields, EngineLimits], object], body: bytes) -> int:
     try:
         answer(Fields.of_body(body), LIMITS)
     except EngineError as error:
@@ -130,7 +130,7 @@ def status(answer: Callable[[Fields, Limits], object], body: bytes) -> int:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_fields_any_value_anywhere_is_served_or_rejected(path: str) -> None:
-    answer: Callable[[Fields, Limits], object] = QUERIES.get(path) or generated(path)
+    answer: Callable[[Fields, EngineLimits], object] = QUERIES.get(path) or generated(path)
     answer(Fields(deepcopy(BODIES[path])), LIMITS)
     for at in places(BODIES[path]):
         for junk in JUNK:

@@ -15,10 +15,10 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.lab.emulator import call, instance
 from smetric.lab.emulator import call as tokenizer
-from smetric.lab.emulator.call import Call, EngineError, Fields, InvalidBodyError, Limits
+from smetric.lab.emulator.call import EmulatedCall, EngineError, EngineLimits, Fields, InvalidBodyError
 from smetric.lab.emulator.chat import IMAGE_TOKENS, parse_chat, render
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.emulator.messages import parse_message
 from smetric.lab.emulator.responses import parse_response
 from smetric.request.request import Api
@@ -89,8 +89,8 @@ def test_template_leaves_last_message_open_on_request() -> None:
     assert tokenizer.decode(render(messages, is_open=True)).endswith("<|im_start|>assistant\nOne, ")
 
 
-LIMITS = Limits(("tiny",), 8192)
-PARSERS: dict[Api, Callable[[Fields, Limits], Call]] = {
+LIMITS = EngineLimits(("tiny",), 8192)
+PARSERS: dict[Api, Callable[[Fields, EngineLimits], EmulatedCall]] = {
     Api.CHAT: parse_chat,
     Api.MESSAGES: parse_message,
     Api.RESPONSES: parse_response,
@@ -114,7 +114,7 @@ def test_template_renders_recorded_requests_as_real_engine(api: Api) -> None:
 
 
 async def test_template_ids_equal_those_of_the_router() -> None:
-    async with EmulatedFleet(1, InstanceSettings(model="tiny")) as emulated:
+    async with EmulatedFleet(1, EmulatedSettings(model="tiny")) as emulated:
         encoder = EngineEncoder(Fleet([Instance("a", emulated.urls[0])], VOCABULARY), timeout_s=10.0)
         await encoder.start()
         for row in ROWS:

@@ -13,12 +13,12 @@ import pytest
 from smetric.errors import ConfigError
 from smetric.lab.emulator import fleet as fleet_module
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 
 
 async def test_fleet_instances_are_reachable_on_entry_and_share_nothing() -> None:
     body = {"prompt": "word " * 100, "max_tokens": 1}
-    async with EmulatedFleet(2, InstanceSettings(time_scale=50)) as fleet, aiohttp.ClientSession() as client:
+    async with EmulatedFleet(2, EmulatedSettings(time_scale=50)) as fleet, aiohttp.ClientSession() as client:
         assert len(set(fleet.urls)) == 2
         cached = []
         for url in (fleet.urls[0], fleet.urls[0], fleet.urls[1]):
@@ -58,7 +58,7 @@ def test_fleet_rejects_invalid_settings() -> None:
         EmulatedFleet(0)
     for scale in (0, -1, math.inf, math.nan):
         with pytest.raises(ValueError, match=f"time_scale is {scale}"):
-            InstanceSettings(time_scale=scale)
+            EmulatedSettings(time_scale=scale)
 
 
 async def test_fleet_closes_idle_connections_after_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:

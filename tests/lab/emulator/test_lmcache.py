@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from tests.sources.lmcache.captures import exchange
 
@@ -32,7 +32,7 @@ def shape(value: Any) -> Any:
 
 async def test_lmcache_both_services_report_cached_chunks_per_instance() -> None:
     prompt = list(range(1000, 2024))
-    settings = InstanceSettings(model="m", engine=EngineConfig(block_size=32, blocks=1000, max_model_len=4096))
+    settings = EmulatedSettings(model="m", engine=EngineConfig(block_size=32, blocks=1000, max_model_len=4096))
     async with EmulatedFleet(3, settings, lmcache=True) as fleet, aiohttp.ClientSession() as client:
         a, b, c = (url.removeprefix("http://") for url in fleet.urls)
         for url, length in ((fleet.urls[0], 600), (fleet.urls[1], 1024)):
@@ -55,7 +55,7 @@ async def test_lmcache_both_services_report_cached_chunks_per_instance() -> None
 
 
 async def test_lmcache_answers_have_recorded_shape() -> None:
-    async with EmulatedFleet(1, InstanceSettings(model="m"), lmcache=True) as fleet, aiohttp.ClientSession() as client:
+    async with EmulatedFleet(1, EmulatedSettings(model="m"), lmcache=True) as fleet, aiohttp.ClientSession() as client:
         prompt = list(range(1000, 1512))
         assert (await post(client, fleet.urls[0] + "/v1/completions", {"prompt": prompt, "max_tokens": 1}))[0] == 200
         _, directory = await post(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from smetric.lab.emulator import chat
-from smetric.lab.emulator.call import Fields, Limits
+from smetric.lab.emulator.call import EngineLimits, Fields
 from smetric.lab.emulator.messages import count_tokens, parse_message
 
-LIMITS = Limits(("tiny",), 4096)
+LIMITS = EngineLimits(("tiny",), 4096)
 
 
 def prompt(**body: Any) -> bytes:

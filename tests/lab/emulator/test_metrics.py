@@ -11,8 +11,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from smetric.lab.emulator import call as tokenizer
-from smetric.lab.emulator.call import Call
-from smetric.lab.emulator.instance import EmulatedInstance, InstanceSettings
+from smetric.lab.emulator.call import EmulatedCall
+from smetric.lab.emulator.instance import EmulatedInstance, EmulatedSettings
 from smetric.lab.emulator.metrics import CONTENT_TYPE, REASONS, Histogram
 from smetric.lab.engine import EngineConfig, SequenceRequest
 
@@ -27,7 +27,7 @@ def test_histogram_counts_value_in_every_bucket_above_it() -> None:
 
 
 CAPTURES = Path(__file__).parents[2] / "data" / "vllm"
-SETTINGS = InstanceSettings(
+SETTINGS = EmulatedSettings(
     model="tiny", engine=EngineConfig(block_size=32, blocks=200, max_model_len=2048), time_scale=10
 )
 
@@ -116,7 +116,7 @@ async def test_metrics_add_up_as_in_recorded_page() -> None:
     assert adds_up(answer.partition("\n\n")[2].encode())
     instance = EmulatedInstance(replace(SETTINGS, time_scale=100))
     prompts = [tokenizer.encode("word " * length) for length in (400, 800, 1600)]
-    calls = [Call(prompts=[prompt], model="tiny", limit=20, n=n) for prompt in prompts * 2 for n in (1, 2)]
+    calls = [EmulatedCall(prompts=[prompt], model="tiny", limit=20, n=n) for prompt in prompts * 2 for n in (1, 2)]
     running = [instance.generate(call) for call in calls]
     await asyncio.sleep(0)
     instance.abort(running[0])  # its prompt has been looked up and will not be computed

@@ -17,14 +17,14 @@ import pytest
 import pytest_asyncio
 
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
 CAPTURES = Path(__file__).parents[2] / "data" / "vllm"
 #: What the model behind the captures was served with.
 ENGINE = EngineConfig(block_size=32, blocks=200, max_model_len=2048, max_running=4)
-SETTINGS = InstanceSettings(model="tiny", aliases=("tiny-alias",), engine=ENGINE, time_scale=100)
+SETTINGS = EmulatedSettings(model="tiny", aliases=("tiny-alias",), engine=ENGINE, time_scale=100)
 
 ANSWERS = [
     *("chat", "chat_cached", "chat_reqid_body", "chat_alias", "chat_nomodel", "chat_cache_salt", "chat_toolmsgs"),
@@ -161,7 +161,7 @@ async def test_server_error_has_wording_of_vllm(url: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["b_err_queue_full", "b_err_queue_full_stream", "b_err_queue_full_messages"])
 async def test_server_answers_full_queue_with_503_without_retry_after(name: str) -> None:
     engine = EngineConfig(block_size=32, blocks=200, max_model_len=2048, max_running=1, max_waiting=0)
-    async with EmulatedFleet(1, InstanceSettings(model="tiny", engine=engine, time_scale=0.1)) as fleet:
+    async with EmulatedFleet(1, EmulatedSettings(model="tiny", engine=engine, time_scale=0.1)) as fleet:
         instance, url = fleet.instances[0], fleet.urls[0]
         request, expected = capture(name)
         first = asyncio.create_task(exchange(url, capture("chat")[0]))
@@ -227,7 +227,7 @@ async def test_server_next_turn_hits_history_and_reply(url: str) -> None:
 
 
 async def test_server_disconnect_aborts_request_at_once() -> None:
-    async with EmulatedFleet(1, InstanceSettings(time_scale=0.5)) as fleet, aiohttp.ClientSession() as client:
+    async with EmulatedFleet(1, EmulatedSettings(time_scale=0.5)) as fleet, aiohttp.ClientSession() as client:
         engine = fleet.instances[0].engine
         body = {"prompt": "once upon a time", "max_tokens": 100_000, "ignore_eos": True}
         for stream in (True, False):
