@@ -219,11 +219,7 @@ _REQUEST = (
         at_most="prompt_len",
         may_be_unknown=True,
     ),
-    RequestField(
-        name="priority",
-        doc="Higher is more urgent: the negative of vLLM's body field or header.",
-        low=-1e15,
-    ),
+    RequestField(name="priority", doc="Higher is more urgent: the negative of vLLM's body field or header.", low=-1e15),
     _text("model", "The model asked for, which may be an adapter."),
     _text("lora", "The model asked for, where instances say that it is an adapter; else empty."),
     _text("tenant", "Who asks, from the header that `tenant_header` names; empty without one."),
@@ -248,8 +244,7 @@ _REQUEST = (
 )
 
 VOCABULARY = Vocabulary(
-    features={feature.name: feature for feature in _FEATURES},
-    request={field.name: field for field in _REQUEST},
+    features={feature.name: feature for feature in _FEATURES}, request={field.name: field for field in _REQUEST}
 )
 #: Request fields that are filled only for a policy that reads them.
 ON_DEMAND = frozenset(field.name for field in _REQUEST if field.on_demand)

@@ -1,6 +1,6 @@
-"""The policy language: `load` a file, then `Policy.decide` on a snapshot, purely.
+"""Policy language: `load` a file, then call the pure `Policy.decide` on a snapshot.
 
-It imports nothing of smetric; the words that policies may read are handed to it as a `Vocabulary`.
+It imports nothing else of smetric; a `Vocabulary` names the values that policies may read.
 """
 
 from smetric.policy.decision import Decision, FilterTrace, Need, RuleTrace

@@ -378,18 +378,8 @@ _ROWS = (
         std,
         bounds=types.spread,
     ),
-    Builtin(
-        "any(m [where m])",
-        "Whether it holds for some candidate; false without candidates.",
-        Family.TEST,
-        any,
-    ),
-    Builtin(
-        "all(m [where m])",
-        "Whether it holds for every candidate; true without candidates.",
-        Family.TEST,
-        all,
-    ),
+    Builtin("any(m [where m])", "Whether it holds for some candidate; false without candidates.", Family.TEST, any),
+    Builtin("all(m [where m])", "Whether it holds for every candidate; true without candidates.", Family.TEST, all),
     Builtin(
         "count([m [where m]])",
         "The number of candidates for which it holds; without an argument, of all candidates.",

@@ -9,20 +9,7 @@ from dataclasses import dataclass, field
 
 from smetric.policy.builtin import BUILTINS, Family
 from smetric.policy.code import Code, call, listed, load, quote
-from smetric.policy.plan import (
-    At,
-    Binding,
-    Call,
-    Column,
-    Const,
-    Op,
-    Pick,
-    Ref,
-    RequestValue,
-    Shape,
-    Term,
-    features_of,
-)
+from smetric.policy.plan import At, Binding, Call, Column, Const, Op, Pick, Ref, RequestValue, Shape, Term, features_of
 from smetric.policy.types import SMALLEST_DIVISOR
 from smetric.policy.vocabulary import Vocabulary
 

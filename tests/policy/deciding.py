@@ -36,8 +36,10 @@ def policy(body: str, **settings: Any) -> Policy:
     return load(f"policy p\n{body}\n", VOCABULARY, settings=settings)
 
 
-def decide(body: str, snap: Snapshot | None = None, *, seed: int = 1, last: str = "", **fields: Any) -> Decision:
-    loaded = policy(body)
+def decide(
+    body: Policy | str, snap: Snapshot | None = None, *, seed: int = 1, last: str = "", **fields: Any
+) -> Decision:
+    loaded = policy(body) if isinstance(body, str) else body
     cursors = dict.fromkeys(loaded.plan.keys, last) if last else {}
     decision = loaded.decide(snap or snapshot(), request(**fields), cursors, seed)
     assert isinstance(decision, Decision)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.policy import Decision, Policy, Snapshot, load
+from smetric.policy import Snapshot, load
 from smetric.policy.explain import explain, lead, summary, table
 from smetric.policy.snapshot import Origins
+from tests.policy.deciding import decide
 
 SMETRIC = load((Path(__file__).parents[2] / "policies" / "smetric.policy").read_text(), VOCABULARY)
 IDS = ["gpu-0", "gpu-1", "gpu-2"]
-
-
-def decide(policy: Policy | str, snapshot: Snapshot, seed: int = 1, **fields: Any) -> Decision:
-    loaded = load(f"policy p\n{policy}\n", VOCABULARY) if isinstance(policy, str) else policy
-    defaults = {name: field.default for name, field in VOCABULARY.request.items()}
-    request = types.SimpleNamespace(**{**defaults, "prompt_len": 10_000, **fields})
-    decision = loaded.decide(snapshot, request, {}, seed)
-    assert isinstance(decision, Decision)
-    return decision
-
-
 HOT = Snapshot(IDS, {"hit_len": [9000, 512, 512], "requests": [20, 4, 3]})
 
 
