@@ -189,6 +189,23 @@ class CacheModel:
         since: the tick from which on this incarnation is known.
     """
 
+    __slots__ = (
+        "_entered_then",
+        "_grain",
+        "_instance",
+        "_replies_found",
+        "_reports",
+        "_shown_room",
+        "_table",
+        "_zero_tick",
+        "_zeros",
+        "held",
+        "incarnation",
+        "since",
+        "sure_at",
+        "units_per_token",
+    )
+
     def __init__(
         self, instance: Instance, table: BlockTable, grain: int, units_per_token: float, sure_at: float
     ) -> None:
@@ -558,7 +575,7 @@ class PrefixIndex(Source):
             sure_at = self._clock() + self._warm_up_s
             model = self._models[instance] = CacheModel(instance, self.table, self.grain, units, sure_at)
         # Which process answers is known once the instance was scraped or has reported when it started.
-        if instance.id in self._waiting and (instance.scrape is not None or instance.started_at is not None):
+        if self._waiting and instance.id in self._waiting and (instance.scrape is not None or instance.started_at is not None):
             for image in self._waiting.pop(instance.id):
                 is_same, new = instance.is_incarnation(image.started_at), 0
                 if is_same:
