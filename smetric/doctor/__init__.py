@@ -1,1 +1,1 @@
-"""Examines a live set-up: engines, sources, tokens and other routers, and says what is wrong and how to mend it."""
+"""Examination of a live set-up: engines, sources, tokens and other routers, with a remedy for each fault."""

@@ -1,10 +1,10 @@
-"""Examination of a live set-up."""
+"""Examination of a live set-up: all checks at the same time, each under a deadline, and the reports."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,35 +15,52 @@ from smetric.doctor.engines import caches, keep_alive, metrics, models, reachabl
 from smetric.doctor.knowledge import hits, index, kv_events, tokens
 from smetric.doctor.lmcache import lmcache
 from smetric.doctor.routers import lookups, ports, replicas, traffic
-from smetric.doctor.site import Check, Finding, Severity, Site, Skipped, visit, warning
+from smetric.doctor.site import Finding, Findings, FindingSeverity, Site, Skipped, visit, warning
 
-# All checks, and an examination: each one run under its deadline, together. How it is told is in `report.py`.
-
-CHECKS = (
-    Check(name="instances", looks_at="whether every instance answers, and is one of its own", run=reachable),
-    Check(name="versions", looks_at="versions of vLLM, and clocks", run=versions),
-    Check(name="models", looks_at="served names, what they stand for, and aliases", run=models),
-    Check(name="metrics", looks_at="load on the instances' /metrics", run=metrics),
-    Check(name="caches", looks_at="prefix caching, block size, block hashes and capacity", run=caches),
-    Check(name="keep-alive", looks_at="how long instances keep idle connections", run=keep_alive),
-    Check(name="ports", looks_at="this router's own ports", run=ports),
-    Check(name="policy", looks_at="whether some source fills what the policy looks up", run=lookups),
-    Check(name="replicas", looks_at="whether routers share what they know", run=replicas),
-    Check(name="index", looks_at="whether the prefix index outlives a restart", run=index),
-    Check(name="tokens", looks_at="token ids of a conversation with tools, here and in the engines", run=tokens),
-    Check(
-        name="kv-events", looks_at="whether the engines' KV events arrive, without gaps", run=kv_events, deadline_s=60
-    ),
-    Check(name="lmcache", looks_at="what LMCache's lookup service is, knows and finds", run=lmcache, deadline_s=60),
-    Check(name="hits", looks_at="predicted against reported cached tokens, a prompt twice", run=hits, deadline_s=90),
-    Check(name="traffic", looks_at="what a running router has seen: wrong predictions, cache breakers", run=traffic),
-)
+#: Version of the JSON report: raised when a field changes its meaning or is removed, not for a new field.
+SCHEMA = 1
 
 log = structlog.get_logger("smetric.doctor")
 
 
-class Result(enum.Enum):
-    """What came of a check."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Check of a site.
+
+    Args:
+        name: its name in reports.
+        looks_at: its subject, in a few words.
+        run: yields findings; raises Skipped if the check does not apply.
+        deadline_s: timeout in seconds.
+    """
+
+    name: str
+    looks_at: str
+    run: Callable[[Site], Findings]
+    deadline_s: float = 15.0
+
+
+CHECKS = (
+    Check(name="instances", looks_at="whether every instance answers, and is a different engine", run=reachable),
+    Check(name="versions", looks_at="versions of vLLM, and clocks", run=versions),
+    Check(name="models", looks_at="served names, the models they mean, and aliases", run=models),
+    Check(name="metrics", looks_at="load on the instances' /metrics", run=metrics),
+    Check(name="caches", looks_at="prefix caching, block size, block hashes and capacity", run=caches),
+    Check(name="keep-alive", looks_at="how long instances keep idle connections", run=keep_alive),
+    Check(name="ports", looks_at="this router's own ports", run=ports),
+    Check(name="policy", looks_at="whether a source fills what the policy looks up", run=lookups),
+    Check(name="replicas", looks_at="whether routers share what they know", run=replicas),
+    Check(name="index", looks_at="whether the prefix index survives a restart", run=index),
+    Check(name="tokens", looks_at="token ids of a conversation with tools, here and in the engines", run=tokens),
+    Check(name="kv-events", looks_at="whether KV events arrive without gaps", run=kv_events, deadline_s=60),
+    Check(name="lmcache", looks_at="LMCache's lookup service: kind, instances, hits", run=lmcache, deadline_s=60),
+    Check(name="hits", looks_at="predicted and reported cached tokens of a repeated prompt", run=hits, deadline_s=90),
+    Check(name="traffic", looks_at="wrong predictions and broken caches in a running router", run=traffic),
+)
+
+
+class CheckResult(enum.Enum):
+    """Result of a check."""
 
     FINE = "fine"
     FOUND = "found"
@@ -53,25 +70,25 @@ class Result(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A check that was made: what came of it, why it was skipped, and what it found."""
+class CheckOutcome:
+    """Check with its result, the reason if it was skipped, and its findings."""
 
     check: Check
-    result: Result
+    result: CheckResult
     reason: str
     findings: Sequence[Finding]
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """All outcomes, in the order of `CHECKS`, and how many of the instances answered."""
+    """Outcomes in the order of `CHECKS`, and the number of instances, all and reachable."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[CheckOutcome]
     instances: int
     reachable: int
 
-    def count(self, severity: Severity) -> int:
-        """How many findings are of *severity*."""
+    def count(self, severity: FindingSeverity) -> int:
+        """Return the number of findings of *severity*."""
         return sum(finding.severity is severity for outcome in self.outcomes for finding in outcome.findings)
 
     @property
@@ -79,89 +96,86 @@ class Examination:
         """0 fine, 1 errors or warnings, 3 no instance answers."""
         if not self.reachable:
             return 3
-        return 1 if self.count(Severity.ERROR) or self.count(Severity.WARNING) else 0
+        return 1 if self.count(FindingSeverity.ERROR) or self.count(FindingSeverity.WARNING) else 0
 
 
 async def examine(settings: Settings, *, may_probe: bool = True, may_wait: bool = False) -> Examination:
-    """Make every check, all at the same time.
+    """Run all checks at the same time.
 
     Args:
-        settings: as `smetric serve` would use them.
-        may_probe: whether requests may be sent that engines compute something for.
+        settings: those that `smetric serve` would use.
+        may_probe: whether to send prompts, which engines compute.
         may_wait: whether to measure what takes many seconds.
 
     Raises:
         ConfigError: the settings cannot be used.
     """
     async with visit(settings, may_probe=may_probe, may_wait=may_wait) as site:
-        outcomes = await asyncio.gather(*(make(check, site) for check in CHECKS))
+        outcomes = await asyncio.gather(*(_run(check, site) for check in CHECKS))
         return Examination(outcomes, len(site.engines), len(site.reachable))
 
 
-async def make(check: Check, site: Site) -> Outcome:
-    """Make one check; whatever happens to it is its outcome."""
+async def _run(check: Check, site: Site) -> CheckOutcome:
     try:
         async with asyncio.timeout(check.deadline_s):
-            findings = await check.run(site)
+            findings = [finding async for finding in check.run(site)]
     except Skipped as reason:
-        return Outcome(check, Result.SKIPPED, str(reason), ())
+        return CheckOutcome(check, CheckResult.SKIPPED, str(reason), ())
     except TimeoutError:
-        return Outcome(check, Result.LATE, "", (_unfinished(check, f"not done within {check.deadline_s:g} s"),))
+        finding = _unfinished(check, f"not done within {check.deadline_s:g} s")
+        return CheckOutcome(check, CheckResult.LATE, "", (finding,))
     except Exception as fault:
-        # A fault of the doctor's in one check must not hide what the others find.
+        # A bug in one check must not hide the findings of the others.
         log.critical("smetric.doctor.failed", check=check.name, exc_info=True)
-        return Outcome(check, Result.FAILED, "", (_unfinished(check, f"it failed ({type(fault).__name__})"),))
-    return Outcome(check, Result.FOUND if findings else Result.FINE, "", findings)
+        finding = _unfinished(check, f"it failed ({type(fault).__name__})")
+        return CheckOutcome(check, CheckResult.FAILED, "", (finding,))
+    return CheckOutcome(check, CheckResult.FOUND if findings else CheckResult.FINE, "", findings)
 
 
 def _unfinished(check: Check, what: str) -> Finding:
     return warning(
         f"check {check.name}",
         what,
-        f"it is not known whether all is well with {check.looks_at}",
-        "mend what else is found, and examine again; if it stays so, report it with the log",
+        f"unknown: {check.looks_at}",
+        "repair the other findings, and examine again; if it stays so, report it with the log",
     )
 
 
-# An examination as text for people, and as JSON for programs; the form of the JSON is in docs/guide/doctor.md.
-
-#: Raised when a field changes its meaning or goes away; new fields do not raise it.
-SCHEMA = 1
-
-
 def as_text(examination: Examination) -> str:
-    """Findings, the worst first, then what was fine and what was skipped."""
+    """Return a report for people: findings, the worst first, then the checks that were fine or skipped."""
+    outcomes = examination.outcomes
     paragraphs = [
         f"{finding.severity.value}: {outcome.check.name}: {finding.where}: {finding.what}\n"
         f"    why     {finding.why}\n"
         f"    remedy  {finding.remedy}"
-        for severity in Severity
-        for outcome in examination.outcomes
+        for severity in FindingSeverity
+        for outcome in outcomes
         for finding in outcome.findings
         if finding.severity is severity
     ]
-    fine = [outcome.check.name for outcome in examination.outcomes if outcome.result is Result.FINE]
-    lines = [f"fine: {', '.join(fine) or 'nothing'}"]
-    lines += [
-        f"skipped: {outcome.check.name}: {outcome.reason}"
-        for outcome in examination.outcomes
-        if outcome.result is Result.SKIPPED
-    ]
-    counts = [_counted(examination.count(severity), severity.value) for severity in Severity]
+    fine = [outcome.check.name for outcome in outcomes if outcome.result is CheckResult.FINE]
+    skipped = [outcome for outcome in outcomes if outcome.result is CheckResult.SKIPPED]
+    counts = [_counted(examination.count(severity), severity.value) for severity in FindingSeverity]
     answer = "answers" if examination.instances == 1 else "answer"
-    lines.append(
-        f"{examination.reachable} of {_counted(examination.instances, 'instance')} {answer}; " + ", ".join(counts)
-    )
+    lines = [
+        f"fine: {', '.join(fine) or 'nothing'}",
+        *(f"skipped: {outcome.check.name}: {outcome.reason}" for outcome in skipped),
+        f"{examination.reachable} of {_counted(examination.instances, 'instance')} {answer}; {', '.join(counts)}",
+    ]
     return "\n\n".join([*paragraphs, "\n".join(lines)])
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 or noun == "info" else f"{count} {noun}s"
+
+
 def as_json(examination: Examination) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the report for programs; docs/guide/doctor.md describes it."""
     return {
         "schema": SCHEMA,
         "exit_code": examination.exit_code,
         "instances": {"configured": examination.instances, "reachable": examination.reachable},
-        "counts": {severity.value: examination.count(severity) for severity in Severity},
+        "counts": {severity.value: examination.count(severity) for severity in FindingSeverity},
         "checks": [
             {
                 "name": outcome.check.name,
@@ -173,7 +187,3 @@ def as_json(examination: Examination) -> dict[str, Any]:
             for outcome in examination.outcomes
         ],
     }
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 or what == "info" else f"{count} {what}s"

@@ -1,4 +1,4 @@
-"""Checks of the routers."""
+"""Checks of routers: ports, look-ups of policies, peers, and the traffic of a running router."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import msgspec
 from smetric.doctor.site import (
     MAX_BYTES,
     Finding,
-    NoAnswer,
+    Findings,
+    NoReply,
+    ReplyTooLong,
     Site,
     Skipped,
-    TooLong,
     error,
     info,
     is_own,
+    joined,
     listed,
     local_url,
     resolve,
@@ -30,119 +32,114 @@ from smetric.http.listener import is_here, listen
 from smetric.sources.prefix_index.persistence import IndexImage, UnreadableImage, decode_image
 from smetric.sources.shared import PATH
 
-# Checks of the router itself: its ports, its policy's look-ups, and the other routers in front of the same engines.
+#: Timeout of a router's reply, seconds.
+ROUTER_S = 3.0
+#: Causes of broken caches that are reported, the costliest first, and occurrences that make one a warning.
+MOST_BREAKS = 8
+OFTEN = 3
 
-#: Seconds another router has to answer.
-PEER_S = 3.0
+_SCATTER = "its placements are unknown here, so sessions scatter"
+#: Remedies by the part of a prompt that changes (`names.BROKEN_PARTS`), and the one for a changed history.
+_REMEDIES = {
+    "tools": "let the client send the same tools in the same order in every request of a session",
+    "system": "move what changes (a time, a counter, an id) out of the system prompt, to the end of the last message",
+    "template": "let the client send the same `chat_template_kwargs` and reasoning effort throughout a session",
+    "cache_salt": "let the client send one `cache_salt` per tenant, not per request",
+}
+_APPEND = "let the client only append to a session's history, and never change what it has sent"
 
-#: What fills a look-up feature, by the setting that turns it on.
-_FILLED_BY = {"hit_len": "leave `prefix_index.enabled` on, or set `kv_events.enabled`"}
-_SCATTER = "what it sends where is not known here, and sessions scatter"
-_LMCACHE = "set `lmcache.url` (and `lmcache.mode: coordinator`), or take it out of the policy"
 
-
-async def lookups(site: Site) -> list[Finding]:
-    """The policy checks, and some source fills every look-up it reads."""
+async def lookups(site: Site) -> Findings:
+    """Check that the policies compile, and that a source fills every look-up that they read."""
     if site.policy_problem:
-        return [
-            error(
-                f"policy {shown(site.settings.policy)}",
-                f"it cannot be used: {shown(site.policy_problem)}",
-                "`smetric serve` will not start with it",
-                "see `smetric check` of this policy",
-            )
-        ]
+        yield error(
+            f"policy {shown(site.settings.policy)}",
+            f"it cannot be used: {shown(site.policy_problem)}",
+            "`smetric serve` will not start with it",
+            "see `smetric check` of this policy",
+        )
+        return
     filled = {name for source in site.router.sources.ranked for name in source.fills}
     if site.settings.lmcache.mode == "controller":
-        filled -= {"store_hit_len"}  # it knows of no store, so that tier is always unknown
-    return [
-        error(
-            f"policy {shown(site.settings.policy)}"
-            if file is site.router.policy_file
-            else f"policy {shown(file.current.policy.name)} of {file.name}",
-            f"it reads `{name}`, which no source fills",
-            f"it is unknown for every instance; arithmetic sees {VOCABULARY.features[name].default}",
-            _FILLED_BY.get(name, _LMCACHE),
-        )
-        for file in site.router.routes.files()
-        for name in file.current.policy.lookups
-        if name not in filled
-    ]
+        filled -= {"store_hit_len"}  # the controller knows no store, so that tier is always unknown
+    for file in site.router.routes.files():
+        is_main, policy = file is site.router.policy_file, file.current.policy
+        for name in policy.lookups:
+            if name not in filled:
+                yield error(
+                    f"policy {shown(site.settings.policy) if is_main else f'{shown(policy.name)} of {file.name}'}",
+                    f"it reads `{name}`, which no source fills",
+                    f"it is unknown for every instance; arithmetic sees {VOCABULARY.features[name].default}",
+                    "leave `prefix_index.enabled` on, or set `kv_events.enabled`"
+                    if name == "hit_len"
+                    else "set `lmcache.url` (and `lmcache.mode: coordinator`), or take it out of the policy",
+                )
 
 
-async def replicas(site: Site) -> list[Finding]:
-    """Several routers share what they know; all peers take part."""
-    settings = site.settings
-    found: list[Finding] = []
-    urls = settings.peers.urls
+async def replicas(site: Site) -> Findings:
+    """Check that several routers share their placements, and that all peers take part."""
+    settings, admin, urls = site.settings, site.settings.admin, site.settings.peers.urls
     shares = bool(urls) or settings.kv_events.enabled or bool(settings.lmcache.url)
     if settings.replicas > 1 and not shares:
-        share = 100 / settings.replicas
-        found.append(
-            error(
-                "replicas",
-                f"{settings.replicas} routers, each with a prefix index of its own",
-                f"a session's next request mostly reaches a router that never saw it: only some {share:.0f} % of them "
-                "come home",
-                "set `peers.urls` to the admin ports of all routers, or let the engines tell (`kv_events`, `lmcache`)",
-            )
+        yield error(
+            "replicas",
+            f"{settings.replicas} routers, each with a prefix index of its own",
+            "the next request of a session mostly reaches a router without its placement: only about "
+            f"{100 / settings.replicas:.0f} % come home",
+            "set `peers.urls` to the admin ports of all routers, or use `kv_events` or `lmcache`",
         )
     if settings.replicas > 1 and urls and len(urls) not in (settings.replicas - 1, settings.replicas):
-        found.append(
-            warning(
-                "peers.urls",
-                f"{len(urls)} are named, and there are {settings.replicas} replicas",
-                "placements reach only some of the routers",
-                "name the admin ports of all routers in `peers.urls`, or correct `replicas`",
-            )
+        yield warning(
+            "peers.urls",
+            f"{len(urls)} are named, and there are {settings.replicas} replicas",
+            "placements reach only some of the routers",
+            "name the admin ports of all routers in `peers.urls`, or correct `replicas`",
         )
-    admin = settings.admin
-    away = [url for url in urls if not await is_own(await resolve(url), admin.host, admin.port)]
-    if away and admin.host in ("127.0.0.1", "::1", "localhost"):
-        ips = [at[0] for url in away if (at := await resolve(url)) is not None]
-        if not all(is_here(ip) for ip in ips):
-            found.append(
-                warning(
-                    "admin.host",
-                    f"it is {admin.host}, and peers are on other machines",
-                    "they cannot send their placements here",
-                    "set `admin.host` to an address that the peers reach, and `peers.token`",
-                )
-            )
-    found += [one for one in await asyncio.gather(*(_peer(site, url) for url in away)) if one is not None]
-    return found
+    at = {url: await resolve(url) for url in urls}
+    away = [url for url in urls if not await is_own(at[url], admin.host, admin.port)]
+    are_here = all(is_here(found[0]) for url in away if (found := at[url]) is not None)
+    if admin.host in ("127.0.0.1", "::1", "localhost") and not are_here:
+        yield warning(
+            "admin.host",
+            f"it is {admin.host}, and peers are on other machines",
+            "they cannot send their placements here",
+            "set `admin.host` to an address that the peers reach, and `peers.token`",
+        )
+    async for finding in joined(_peer(site, url) for url in away):
+        yield finding
 
 
-async def _peer(site: Site, url: str) -> Finding | None:
+async def _peer(site: Site, url: str) -> Findings:
     token = site.settings.peers.token
     headers = {"authorization": f"Bearer {token}"} if token else {}
     most = site.router.sources.indexes.image_bytes or MAX_BYTES
     try:
-        answer = await site.wire.get(url + PATH, within_s=PEER_S, headers=headers, most=most)
-        if answer.status == 200:
-            return _strange(site, url, await asyncio.to_thread(decode_image, answer.body))
-    except TooLong:
-        what, remedy = "it knows more than fits here", "set the same `prefix_index.max_bytes` on all routers"
-    except UnreadableImage as reason:
-        what, remedy = f"what it knows cannot be read here: {reason}", "run the same release on all routers"
-    except NoAnswer as reason:
-        what, remedy = f"it is not reached: {reason}", "start it, or correct `peers.urls`"
-    else:
-        if answer.status == 403:
+        reply = await site.client.ask(url + PATH, within_s=ROUTER_S, headers=headers, most=most)
+        if reply.status == 200:
+            image = await asyncio.to_thread(decode_image, reply.body)
+            if (finding := _unlike(site, url, image)) is not None:
+                yield finding
+            return
+        if reply.status == 403:
             what, remedy = "it refuses our token", "set the same `peers.token` on all routers"
         else:
-            what, remedy = f"it takes no placements (status {answer.status})", "set `peers.urls` there as well"
-    return error(f"peer {url}", what, _SCATTER, remedy)
+            what, remedy = f"it takes no placements (status {reply.status})", "set `peers.urls` there as well"
+    except ReplyTooLong:
+        what, remedy = "its index exceeds the limit here", "set the same `prefix_index.max_bytes` on all routers"
+    except UnreadableImage as reason:
+        what, remedy = f"its index cannot be read here: {reason}", "run the same release on all routers"
+    except NoReply as reason:
+        what, remedy = f"it cannot be reached: {reason}", "start it, or correct `peers.urls`"
+    yield error(f"peer {url}", what, _SCATTER, remedy)
 
 
-def _strange(site: Site, url: str, image: IndexImage) -> Finding | None:
-    """What the peer knows and this router would refuse."""
+def _unlike(site: Site, url: str, image: IndexImage) -> Finding | None:
+    """Return a finding if this router would refuse placements of the peer with *image*."""
     here = {engine.settings.id for engine in site.engines}
-    strangers = {one.id for one in image.instances} - here
-    if strangers:
+    if strangers := {one.id for one in image.instances} - here:
         return error(
             f"peer {url}",
-            f"it sends to instances that are none here: {listed(sorted(strangers))}; here are {listed(sorted(here))}",
+            f"it routes to unknown instances: {listed(sorted(strangers))}; configured here: {listed(sorted(here))}",
             _SCATTER,
             "give each instance the same `id` on all routers",
         )
@@ -152,88 +149,58 @@ def _strange(site: Site, url: str, image: IndexImage) -> Finding | None:
         return warning(
             f"peer {url}",
             f"it cuts prompts into blocks of {listed(sorted(sizes))} token ids, which are refused here",
-            "what it sends where is known here by text only, and less exact",
+            "its placements are known here by text only, which is less exact",
             "set the same `block_size` and `tokenizer.source` on all routers",
         )
     return None
 
 
-async def ports(site: Site) -> list[Finding]:
-    """Both ports are free, or a router has them."""
-    settings = site.settings
-    found: list[Finding] = []
-    for name, at, is_router in (("listen", settings.listen, _serves), ("admin", settings.admin, _measures)):
-        problem = _taken(at.host, at.port)
-        if problem == errno.EADDRINUSE and not await is_router(site, local_url(at.host, at.port)):
-            found.append(
-                error(
+async def ports(site: Site) -> Findings:
+    """Check that each port is free, or that a router has it."""
+    for name, at in (("listen", site.settings.listen), ("admin", site.settings.admin)):
+        problem = _bind_error(at.host, at.port)
+        if problem == errno.EADDRINUSE:
+            if not await _is_router(site, name, local_url(at.host, at.port)):
+                yield error(
                     f"{name}.port",
                     f"{at.port} is taken by something that does not answer like a router",
                     "`smetric serve` cannot start",
                     f"set `{name}.port` to a free port, or end what has it",
                 )
+        elif problem:
+            yield error(
+                f"{name}.host",
+                f"listening at {at.host}:{at.port} fails ({errno.errorcode.get(problem, problem)})",
+                "`smetric serve` cannot start",
+                f"set `{name}.host` to an address of this machine, and `{name}.port` to one above 1023",
             )
-        elif problem not in (0, errno.EADDRINUSE):
-            found.append(
-                error(
-                    f"{name}.host",
-                    f"it is not possible to listen at {at.host}:{at.port} ({errno.errorcode.get(problem, problem)})",
-                    "`smetric serve` cannot start",
-                    f"set `{name}.host` to an address of this machine, and `{name}.port` to one above 1023",
-                )
-            )
-    return found
 
 
-def _taken(host: str, port: int) -> int:
-    """0 if it is possible to listen there, else the error's number."""
+def _bind_error(host: str, port: int) -> int:
+    """Return the error number of listening there; 0 if it is possible."""
     try:
         listen(host, port).close()
     except ConfigError as problem:
         reason = problem.__cause__
         if isinstance(reason, OSError) and reason.errno and not isinstance(reason, socket.gaierror):
             return reason.errno
-        return errno.EADDRNOTAVAIL  # the number of a name that cannot be resolved is one of another kind
+        return errno.EADDRNOTAVAIL  # errors of name resolution have numbers of another kind
     return 0
 
 
-async def _serves(site: Site, url: str) -> bool:
-    """Whether what answers at *url* may be a router's data port."""
-    if site.settings.listen.cert_file:
-        url = url.replace("http", "https", 1)
+async def _is_router(site: Site, name: str, url: str) -> bool:
+    """Return whether a router's data port (*name* is listen) or admin port may answer at *url*."""
     try:
-        # By an address of this machine, which no certificate names.
-        answer = await site.wire.get(url + "/readyz", within_s=PEER_S, verifies=False)
-    except NoAnswer:
+        if name == "admin":  # metrics need no token
+            reply = await site.client.ask(f"{url}/metrics", within_s=ROUTER_S)
+            return reply.status == 200 and b"\nsmetric_" in reply.body
+        if site.settings.listen.cert_file:
+            url = url.replace("http", "https", 1)
+        # No certificate names an address of this machine.
+        reply = await site.client.ask(f"{url}/readyz", within_s=ROUTER_S, verifies=False)
+        return reply.status in (200, 503)
+    except NoReply:
         return False
-    return answer.status in (200, 503)
-
-
-async def _measures(site: Site, url: str) -> bool:
-    """Whether what answers at *url* is a router's admin port, whose metrics need no token."""
-    try:
-        answer = await site.wire.get(url + "/metrics", within_s=PEER_S)
-    except NoAnswer:
-        return False
-    return answer.status == 200 and b"\nsmetric_" in answer.body
-
-
-# Check of what a running router has seen: predictions that turn out wrong, and clients that break their own caches.
-
-#: Seconds the router has to answer.
-ANSWER_S = 3.0
-#: Causes that are told, the costliest; and how often one must be seen to be more than worth knowing.
-MOST_BREAKS = 8
-OFTEN = 3
-
-_APPEND = "let the client only append to a session's history, and leave what it has sent before as it was"
-#: What to do, by the part that differs (`names.BROKEN_PARTS`), where it is no part of the history.
-_REMEDIES = {
-    "tools": "let the client send the same tools in the same order in every request of a session",
-    "system": "move what changes (a time, a counter, an id) out of the system prompt, to the end of the last message",
-    "template": "let the client send the same `chat_template_kwargs` and reasoning effort throughout a session",
-    "cache_salt": "let the client send one `cache_salt` per tenant, not per request",
-}
 
 
 class _Latest(msgspec.Struct):
@@ -257,46 +224,37 @@ class _Break(msgspec.Struct):
     lost_tokens: int
 
 
-class _Report(msgspec.Struct):
+class _CacheReport(msgspec.Struct):
     predictions: list[_Prediction]
     breaks: list[_Break]
 
 
-_REPORT = msgspec.json.Decoder(_Report)
-
-
-async def traffic(site: Site) -> list[Finding]:
-    """What the router at the configured admin port tells at /admin/cache."""
+async def traffic(site: Site) -> Findings:
+    """Check what the router at the configured admin port reports at /admin/cache."""
     admin = site.settings.admin
     try:
-        answer = await site.wire.get(local_url(admin.host, admin.port) + "/admin/cache", within_s=ANSWER_S)
-    except NoAnswer:
+        reply = await site.client.ask(local_url(admin.host, admin.port) + "/admin/cache", within_s=ROUTER_S)
+    except NoReply:
         raise Skipped("no router runs at admin.port") from None
-    if answer.status in (401, 429):
-        raise Skipped(
-            "the router at admin.port wants another token: set admin.token, or SMETRIC_ADMIN__TOKEN, to its own"
-        )
+    if reply.status in (401, 429):
+        raise Skipped("the router at admin.port has another token: set admin.token or SMETRIC_ADMIN__TOKEN to it")
     try:
-        report = _REPORT.decode(answer.body)
+        report = msgspec.json.decode(reply.body, type=_CacheReport)
     except UNREADABLE:
-        raise Skipped("what runs at admin.port tells nothing of caches") from None
-    found = [
-        warning(
-            f"instance {shown(one.instance)}",
-            f"over the last {one.latest.answers} answers {shown(one.source)} predicted {one.latest.predicted_tokens} "
-            f"cached tokens, and the engine reported {one.latest.actual_tokens}",
-            "sessions are sent where their cache is not, or leave where it is",
-            "see the other findings; /admin/cache has the figures; if only `prefix_index` is wrong, set `kv_events`",
+        raise Skipped("the server at admin.port reports no caches") from None
+    for one in report.predictions:
+        if one.disagrees:
+            yield warning(
+                f"instance {shown(one.instance)}",
+                f"over the last {one.latest.answers} answers {shown(one.source)} predicted "
+                f"{one.latest.predicted_tokens} cached tokens, and the engine reported {one.latest.actual_tokens}",
+                "sessions go where their cache is not, or leave where it is",
+                "see the other findings, and /admin/cache; if only `prefix_index` is wrong, use `kv_events`",
+            )
+    for each in report.breaks[:MOST_BREAKS]:
+        yield (warning if each.count >= OFTEN else info)(
+            f"client {shown(each.client)}",
+            f"it breaks its own cached prefixes: {shown(each.summary)}",
+            f"{each.lost_tokens} tokens had to be computed again, whatever the policy",
+            _REMEDIES.get(each.part, _APPEND),
         )
-        for one in report.predictions
-        if one.disagrees
-    ]
-    return found + [
-        (warning if one.count >= OFTEN else info)(
-            f"client {shown(one.client)}",
-            f"it breaks its own cached prefixes: {shown(one.summary)}",
-            f"{one.lost_tokens} tokens had to be computed again, whatever the policy",
-            _REMEDIES.get(one.part, _APPEND),
-        )
-        for one in report.breaks[:MOST_BREAKS]
-    ]

@@ -1,4 +1,4 @@
-"""Ways to break a set-up that is well, and what the doctor is to say of each."""
+"""Faults of a set-up, and the finding that each must cause."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from smetric.config.settings import PeersSettings, ScrapeSettings, TokenizerSettings
-from smetric.doctor.site import Severity
+from smetric.doctor.site import FindingSeverity
 from smetric.sources.vllm import MAX_PAGE_BYTES
 from tests.doctor.lab import Lab
 
 Break = Callable[[Lab], None]
+
+ERROR, WARNING, INFO = FindingSeverity
 
 
 def on_first(path: str, old: bytes, new: bytes) -> Break:
@@ -172,122 +174,122 @@ def forget_layout(answer: Any) -> None:
 
 
 # fmt: off
-#: By name: how it is broken, the check that finds it, how bad it is, and what is said of it and of the remedy.
-BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
+#: Faults by name: the way to cause it, the check that finds it, its severity, and parts of its text and remedy.
+BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
     "an engine that is down":
-        (first_is(url="http://127.0.0.1:9"), "instances", Severity.ERROR, "connection refused", "start the engine"),
+        (first_is(url="http://127.0.0.1:9"), "instances", ERROR, "connection refused", "start the engine"),
     "an engine that is not well":
-        (refusing("/health", 503), "instances", Severity.ERROR, "/health says 503", "start the engine"),
+        (refusing("/health", 503), "instances", ERROR, "/health says 503", "start the engine"),
     "one engine under two names":
-        (twice, "instances", Severity.ERROR, "same engine as instance e0", "take again out of `instances`"),
+        (twice, "instances", ERROR, "same engine as instance e0", "take again out of `instances`"),
     "another version":
-        (on_first("/version", b"0.32.0", b"0.9.1"), "versions", Severity.WARNING, "0.9.1 on e0",
+        (on_first("/version", b"0.32.0", b"0.9.1"), "versions", WARNING, "0.9.1 on e0",
          "run one version of vLLM everywhere"),
     "a clock that is wrong":
-        (header("date", "Sun, 06 Nov 1994 08:49:37 GMT"), "versions", Severity.WARNING, "behind ours", "NTP"),
+        (header("date", "Sun, 06 Nov 1994 08:49:37 GMT"), "versions", WARNING, "behind ours", "NTP"),
     "a clock that tells nonsense and a version that is no word":
-        (nonsense, "versions", Severity.INFO, "does not tell a version", "point `url` at"),
+        (nonsense, "versions", INFO, "does not tell a version", "point `url` at"),
     "an alias for nothing":
-        (with_settings(models={"gpt": "n"}), "models", Severity.ERROR, "n, which no instance serves",
+        (with_settings(models={"gpt": "n"}), "models", ERROR, "n, which no instance serves",
          "set `models.gpt`"),
     "a configured model that is not served":
-        (first_is(models=("n",)), "models", Severity.ERROR, "does not serve n; it serves m", "--served-model-name"),
+        (first_is(models=("n",)), "models", ERROR, "does not serve n; it serves m", "--served-model-name"),
     "models that are not told":
-        (models_that_are_not_told(), "models", Severity.ERROR, "not known: /v1/models says 404", "name its `models`"),
+        (models_that_are_not_told(), "models", ERROR, "not known: /v1/models says 404", "name its `models`"),
     "models that are configured and not told":
-        (models_that_are_not_told(models=("m",)), "models", Severity.INFO, "not known: /v1/models says 404",
+        (models_that_are_not_told(models=("m",)), "models", INFO, "not known: /v1/models says 404",
          "why the engine does not list them"),
     "another model of the same name":
-        (on_first("/v1/models", b'"root":"m"', b'"root":"/models/other"'), "models", Severity.WARNING,
+        (on_first("/v1/models", b'"root":"m"', b'"root":"/models/other"'), "models", WARNING,
          "loaded from /models/other, m", "`--model`"),
     "metrics that are not known":
-        (on_first("/metrics", b"vllm:num_requests", b"vllm:requests"), "metrics", Severity.ERROR,
-         "not on its /metrics under the names", "update the router"),
+        (on_first("/metrics", b"vllm:num_requests", b"vllm:requests"), "metrics", ERROR,
+         "not on its /metrics under known names", "update the router"),
     "metrics of something else":
-        (on_first("/metrics", b"vllm:", b"sglang:"), "metrics", Severity.ERROR, "no metric", "point `url` at"),
+        (on_first("/metrics", b"vllm:", b"sglang:"), "metrics", ERROR, "no metric", "point `url` at"),
     "metrics that hang":
-        (hanging("/metrics"), "metrics", Severity.ERROR, "no answer in 0.5 s", "raise `scrape.timeout`"),
+        (hanging("/metrics"), "metrics", ERROR, "no answer in 0.5 s", "raise `scrape.timeout`"),
     "metrics that are compressed":
-        (compressed_metrics, "metrics", Severity.ERROR, "compressed, which was not asked for", "let nothing before it"),
+        (compressed_metrics, "metrics", ERROR, "compressed, which was not asked for", "let no proxy"),
     "metrics that are more than the router reads":
-        (metrics_with(b"#" * MAX_PAGE_BYTES), "metrics", Severity.ERROR, "an answer of more than", "point `url` at"),
+        (metrics_with(b"#" * MAX_PAGE_BYTES), "metrics", ERROR, "the answer has more than", "point `url` at"),
     "metrics of very many engines":
         (metrics_with(b"".join(b'vllm:num_requests_running{engine="%d"} 0\n' % n for n in range(2100))), "metrics",
-         Severity.ERROR, "more than 2048 series", "put several into one"),
+         ERROR, "more than 2048 series", "merge the pages"),
     "a load that is no number":
-        (metrics_matching(rb"(?m)^(vllm:num_requests_running\S*) .*", rb"\1 NaN"), "metrics", Severity.ERROR,
+        (metrics_matching(rb"(?m)^(vllm:num_requests_running\S*) .*", rb"\1 NaN"), "metrics", ERROR,
          "1 of its metrics have impossible values", "may rewrite it"),
     "a usage that is no share":
-        (metrics_matching(rb"(?m)^(vllm:kv_cache_usage_perc\S*) .*", rb"\1 40"), "metrics", Severity.WARNING,
+        (metrics_matching(rb"(?m)^(vllm:kv_cache_usage_perc\S*) .*", rb"\1 40"), "metrics", WARNING,
          "1 of its metrics have impossible values", "may rewrite it"),
     "several engines at one address":
-        (two_engines_at_one_address, "instances", Severity.ERROR, "several engines answer at http://", "an `url` that"),
+        (two_engines_at_one_address, "instances", ERROR, "several engines answer at http://", "an `url` that"),
     "prefix caching that is off":
         (on_first("/metrics", b'enable_prefix_caching="True"', b'enable_prefix_caching="False"'), "caches",
-         Severity.ERROR, "prefix caching is off", "`--enable-prefix-caching`"),
+         ERROR, "prefix caching is off", "`--enable-prefix-caching`"),
     "a block size that is not the engines'":
-        (with_settings(block_size=32), "caches", Severity.WARNING, "32 here; on the engines it is 16",
+        (with_settings(block_size=32), "caches", WARNING, "32 here; on the engines it is 16",
          "set `block_size: 16`"),
     "engines of two block sizes":
-        (on_first("/metrics", b' block_size="16"'.strip(), b'block_size="32"'), "caches", Severity.WARNING,
+        (on_first("/metrics", b' block_size="16"'.strip(), b'block_size="32"'), "caches", WARNING,
          "16 on e1; 32 on e0", "the same `--block-size`"),
     "engines of two hash algorithms":
-        (on_first("/metrics", b'hash_algo="xxh3"', b'hash_algo="sha256"'), "caches", Severity.WARNING,
+        (on_first("/metrics", b'hash_algo="xxh3"', b'hash_algo="sha256"'), "caches", WARNING,
          "sha256 on e0; xxh3 on e1", "`--prefix-caching-hash-algo`"),
     "no cached tokens in answers":
-        (no_details(0), "hits", Severity.WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
+        (no_details(0), "hits", WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
     "no cached tokens in the answers of another engine of the model":
-        (no_details(1), "hits", Severity.WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
+        (no_details(1), "hits", WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
     "hits that do not come":
-        (never_cached, "hits", Severity.WARNING, "the engine reports 0", "clears or fills the cache"),
+        (never_cached, "hits", WARNING, "the engine reports 0", "clears or fills the cache"),
     "several routers that share nothing":
-        (with_settings(replicas=4), "replicas", Severity.ERROR, "4 routers, each with a prefix index of its own",
+        (with_settings(replicas=4), "replicas", ERROR, "4 routers, each with a prefix index of its own",
          "set `peers.urls`"),
     "a peer that is down":
-        (with_settings(peers=PeersSettings(urls=("http://127.0.0.1:9",))), "replicas", Severity.ERROR,
+        (with_settings(peers=PeersSettings(urls=("http://127.0.0.1:9",))), "replicas", ERROR,
          "connection refused", "correct `peers.urls`"),
     "a policy that does not check":
-        (with_settings(params={"OVERLOAD": 0.5}), "policy", Severity.ERROR, "cannot be used", "`smetric check`"),
+        (with_settings(params={"OVERLOAD": 0.5}), "policy", ERROR, "cannot be used", "`smetric check`"),
     "an engine with another chat template":
-        (other_template, "tokens", Severity.WARNING, "other token ids than on e0", "`--chat-template`"),
+        (other_template, "tokens", WARNING, "other token ids than on e0", "`--chat-template`"),
     "an engine whose /tokenize is closed":
-        (refusing("/tokenize", 404, tokenizer=TokenizerSettings(source="engine")), "tokens", Severity.ERROR,
+        (refusing("/tokenize", 404, tokenizer=TokenizerSettings(source="engine")), "tokens", ERROR,
          "does not tokenise", "pass /tokenize on"),
     "something else before the engine":
-        (header("server", "nginx"), "keep-alive", Severity.INFO, "nginx", "--slow"),
+        (header("server", "nginx"), "keep-alive", INFO, "nginx", "--slow"),
     "LMCache that is down":
-        (lmcache_with(url="http://127.0.0.1:9"), "lmcache", Severity.ERROR, "connection refused", "`lmcache.url`"),
+        (lmcache_with(url="http://127.0.0.1:9"), "lmcache", ERROR, "connection refused", "`lmcache.url`"),
     "LMCache of the other kind":
-        (lmcache_lacks("/controller/workers", mode="controller"), "lmcache", Severity.ERROR,
+        (lmcache_lacks("/controller/workers", mode="controller"), "lmcache", ERROR,
          "but as its coordinator", "set `lmcache.mode: coordinator`"),
     "something else where LMCache is to be":
-        (lmcache_says("/instances", lambda answer: answer.pop("instances")), "lmcache", Severity.ERROR,
+        (lmcache_says("/instances", lambda answer: answer.pop("instances")), "lmcache", ERROR,
          "does not answer as LMCache's coordinator, but as its controller", "set `lmcache.mode: controller`"),
     "LMCache with other chunks":
-        (lmcache_with(chunk_size=128), "lmcache", Severity.ERROR, "chunks are not as configured",
+        (lmcache_with(chunk_size=128), "lmcache", ERROR, "chunks are not as configured",
          "set `lmcache.chunk_size`"),
     "LMCache that refuses look-ups":
-        (look_ups_that_are_refused, "lmcache", Severity.ERROR, "cannot be asked: it answers look-ups with 401",
+        (look_ups_that_are_refused, "lmcache", ERROR, "cannot be asked: it answers look-ups with 401",
          "`lmcache.url`"),
     "LMCache with another model":
-        (lmcache_with(models={"m": "n"}), "lmcache", Severity.ERROR, "of model m, not n",
+        (lmcache_with(models={"m": "n"}), "lmcache", ERROR, "of model m, not n",
          "set `lmcache.models: {m: m}`"),
     "LMCache for a model that nobody serves":
-        (lmcache_with(models={"m": "m", "ghost": "n"}), "lmcache", Severity.ERROR,
+        (lmcache_with(models={"m": "m", "ghost": "n"}), "lmcache", ERROR,
          "it names ghost, which no instance serves; they serve m", "name the model as the instances do"),
     "LMCache for an alias":
-        (aliased_lmcache, "lmcache", Severity.ERROR, "it names alias, which no instance serves", "name m instead"),
+        (aliased_lmcache, "lmcache", ERROR, "it names alias, which no instance serves", "name m instead"),
     "LMCache with another world size":
-        (lmcache_with(world_size=2), "lmcache", Severity.ERROR, "of world size 1, not 2",
+        (lmcache_with(world_size=2), "lmcache", ERROR, "of world size 1, not 2",
          "set `lmcache.world_size: 1`"),
     "LMCache that finds nothing":
-        (lmcache_says("/directory/lookup", forget_all), "lmcache", Severity.WARNING, "is not found in LMCache",
+        (lmcache_says("/directory/lookup", forget_all), "lmcache", WARNING, "is not found in LMCache",
          "`--coordinator-event-reporting`"),
     "LMCache's controller that finds nothing":
-        (lmcache_says("/lookup", forget_layout, mode="controller"), "lmcache", Severity.WARNING,
+        (lmcache_says("/lookup", forget_layout, mode="controller"), "lmcache", WARNING,
          "is not found in LMCache", "the same `PYTHONHASHSEED`"),
     "an LMCache worker that is silent":
-        (lmcache_says("/controller/workers", old_heartbeat, mode="controller"), "lmcache", Severity.WARNING,
+        (lmcache_says("/controller/workers", old_heartbeat, mode="controller"), "lmcache", WARNING,
          "last heartbeat was 500 s ago", "`--health-check-interval 10 --lmcache-worker-timeout 60`"),
 }
 # fmt: on

@@ -10,9 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from smetric.config.settings import InstanceSettings, KvEventsSettings, PrefixIndexSettings, RecordSettings
+from smetric.doctor import engines
 from smetric.doctor import examination as examined_by
-from smetric.doctor.examination import Examination, Outcome, Result, as_json, as_text, examine
-from smetric.doctor.site import Check, Finding, Severity, Site, Skipped, error, info, listed, shown, warning
+from smetric.doctor.examination import Check, CheckOutcome, CheckResult, Examination, as_json, as_text, examine
+from smetric.doctor.site import Finding, Findings, FindingSeverity, Site, Skipped, error, info, listed, shown, warning
 from tests.doctor.broken import BROKEN
 from tests.doctor.lab import Lab, publishing, the_only, told
 
@@ -35,7 +36,7 @@ async def test_examination_of_a_fault_free_set_up_finds_nothing(lab: Lab, tmp_pa
         )
         examination = await examine(settings)
     assert told(examination) == [], as_text(examination)
-    skipped = [outcome.check.name for outcome in examination.outcomes if outcome.result is not Result.FINE]
+    skipped = [outcome.check.name for outcome in examination.outcomes if outcome.result is not CheckResult.FINE]
     assert skipped == ["traffic"]  # no router runs
     assert examination.exit_code == 0
 
@@ -53,7 +54,7 @@ async def test_examination_without_probes_sends_no_prompts(lab: Lab) -> None:
     examination = await examine(lab.settings, may_probe=False)
     assert examination.exit_code == 0, as_text(examination)
     assert [instance.engine.totals.prompt for instance in lab.engines.instances] == [0, 0]
-    assert {o.check.name: o.reason for o in examination.outcomes}["hits"] == "no probe was wanted"
+    assert {o.check.name: o.reason for o in examination.outcomes}["hits"] == "probes are turned off"
 
 
 async def test_examination_writes_no_files(lab: Lab, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ async def test_examination_finds_each_fault_with_its_remedy(lab: Lab, name: str)
     assert (by, finding.severity) == (check, severity)
     assert seen in finding.what
     assert remedy in finding.remedy
-    assert examination.exit_code == (0 if severity is Severity.INFO else 1)
+    assert examination.exit_code == (0 if severity is FindingSeverity.INFO else 1)
 
 
 async def test_examination_without_reachable_instances_ends_with_3(lab: Lab) -> None:
@@ -85,15 +86,18 @@ async def test_examination_without_reachable_instances_ends_with_3(lab: Lab) -> 
 
 
 async def test_examination_isolates_checks_that_hang_or_fail(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(_: Site) -> list[Finding]:
+    async def hang(_: Site) -> Findings:
         await asyncio.Event().wait()
-        return []
+        yield error("a", "b", "c", "d")
 
-    async def fail(_: Site) -> list[Finding]:
+    async def fail(_: Site) -> Findings:
+        yield error("a", "b", "c", "d")
         raise ZeroDivisionError
 
-    async def skip(_: Site) -> list[Finding]:
-        raise Skipped("nothing there")
+    async def skip(_: Site) -> Findings:
+        for reason in ("nothing there",):
+            raise Skipped(reason)
+        yield error("a", "b", "c", "d")
 
     checks = [
         Check(name="hang", looks_at="a", run=hang, deadline_s=0.1),
@@ -102,7 +106,11 @@ async def test_examination_isolates_checks_that_hang_or_fail(lab: Lab, monkeypat
     ]
     monkeypatch.setattr(examined_by, "CHECKS", checks)
     examination = await examine(lab.settings)
-    assert [outcome.result for outcome in examination.outcomes] == [Result.LATE, Result.FAILED, Result.SKIPPED]
+    assert [outcome.result for outcome in examination.outcomes] == [
+        CheckResult.LATE,
+        CheckResult.FAILED,
+        CheckResult.SKIPPED,
+    ]
     assert [finding.what for _, finding in told(examination)] == [
         "not done within 0.1 s",
         "it failed (ZeroDivisionError)",
@@ -111,13 +119,9 @@ async def test_examination_isolates_checks_that_hang_or_fail(lab: Lab, monkeypat
     assert as_json(examination)["checks"][2]["reason"] == "nothing there"
 
 
-async def _nothing(_: Site) -> list[Finding]:
-    return []
-
-
-def outcome(name: str, *findings: Finding, result: Result | None = None, reason: str = "") -> Outcome:
-    check = Check(name=name, looks_at=f"the {name}", run=_nothing)
-    return Outcome(check, result or (Result.FOUND if findings else Result.FINE), reason, findings)
+def outcome(name: str, *findings: Finding, result: CheckResult | None = None, reason: str = "") -> CheckOutcome:
+    check = Check(name=name, looks_at=f"the {name}", run=engines.reachable)
+    return CheckOutcome(check, result or (CheckResult.FOUND if findings else CheckResult.FINE), reason, findings)
 
 
 EXAMINATION = Examination(
@@ -125,7 +129,7 @@ EXAMINATION = Examination(
         outcome("metrics", info("instance a", "old names", "little", "update")),
         outcome("caches", warning("block_size", "16 here", "floors", "set"), error("instance b", "off", "slow", "on")),
         outcome("models"),
-        outcome("lmcache", result=Result.SKIPPED, reason="lmcache.url is not set"),
+        outcome("lmcache", result=CheckResult.SKIPPED, reason="lmcache.url is not set"),
     ],
     instances=2,
     reachable=2,
@@ -181,7 +185,7 @@ def test_examination_exit_codes() -> None:
     assert Examination(only_info, 1, 1).exit_code == 0
     assert Examination(only_info, 1, 0).exit_code == 3
     assert Examination([outcome("a", error("b", "c", "d", "e"))], 2, 1).exit_code == 1
-    assert Examination([], 1, 1).count(Severity.ERROR) == 0
+    assert Examination([], 1, 1).count(FindingSeverity.ERROR) == 0
 
 
 def test_shown_makes_text_printable_and_short() -> None:

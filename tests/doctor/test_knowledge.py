@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from smetric.config.settings import TokenizerSettings
 from smetric.doctor.examination import as_text, examine
-from smetric.doctor.site import Severity
+from smetric.doctor.site import FindingSeverity
 from smetric.fleet.instance import Instance
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from smetric.sources.prefix_index.persistence import NAME, IndexFile
@@ -33,8 +33,8 @@ _SECOND_RANK = b'\nvllm:num_requests_running{engine="1",model_name="m"} 0.0\nvll
     ("address", "why"),
     [
         ("tcp://127.0.0.1:9", "connection refused"),
-        ("tcp://[::1:5557", "that is no address"),
-        ("tcp://gpu..0:5557", "that is no address"),
+        ("tcp://[::1:5557", "it is not an address"),
+        ("tcp://gpu..0:5557", "it is not an address"),
     ],
 )
 async def test_kv_events_check_finds_dead_endpoints(lab: Lab, address: str, why: str) -> None:
@@ -67,7 +67,7 @@ async def test_kv_events_check_finds_silent_engines_and_missing_ranks(lab: Lab) 
 async def test_kv_events_check_warns_without_replay(lab: Lab) -> None:
     async with publishing(lab.fronts[0], replay=False) as one, publishing(lab.fronts[1], replay=False) as two:
         found = told(await examine(listening(lab, one, two)))
-    assert [(check, finding.where) for check, finding in found if finding.severity is Severity.WARNING] == [
+    assert [(check, finding.where) for check, finding in found if finding.severity is FindingSeverity.WARNING] == [
         ("kv-events", "kv_events.replay")
     ]
 
@@ -85,9 +85,9 @@ async def test_kv_events_check_finds_engines_at_one_address(lab: Lab) -> None:
         publishing_too = asyncio.create_task(others())
         found = told(await examine(listening(lab, one, two)))
         publishing_too.cancel()
-    errors = [one for check, one in found if check == "kv-events" and one.severity is Severity.ERROR]
+    errors = [one for check, one in found if check == "kv-events" and one.severity is FindingSeverity.ERROR]
     assert [one.where for one in errors] == ["instance e0"]
-    assert "began anew" in errors[0].what
+    assert "started again" in errors[0].what
     assert "an address of its own" in errors[0].remedy
 
 
@@ -137,7 +137,7 @@ async def test_index_check_finds_unusable_files(
     change(await kept(tmp_path))
     keep_in(tmp_path, lab)
     check, found = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, found.severity) == ("index", Severity.WARNING)
+    assert (check, found.severity) == ("index", FindingSeverity.WARNING)
     assert reason in found.what
     assert "a folder of its own" in found.remedy
 
@@ -146,8 +146,8 @@ async def test_index_check_finds_unwritable_folders(lab: Lab, tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     keep_in(tmp_path / "file" / "folder", lab)
     check, found = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, found.severity) == ("index", Severity.ERROR)
-    assert "file is no folder that can be written" in found.what
+    assert (check, found.severity) == ("index", FindingSeverity.ERROR)
+    assert "file is not a writable folder" in found.what
     assert "`prefix_index.folder`" in found.remedy
 
 
@@ -156,7 +156,7 @@ async def test_index_check_finds_full_disks(lab: Lab, tmp_path: Path, monkeypatc
     keep_in(tmp_path, lab)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     check, found = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, found.severity) == ("index", Severity.WARNING)
+    assert (check, found.severity) == ("index", FindingSeverity.WARNING)
     assert f"4096 bytes are free, and a new file of the index takes {path.stat().st_size}" in found.what
     assert "make room" in found.remedy
 
@@ -175,7 +175,7 @@ async def test_tokens_check_finds_models_without_a_folder(lab: Lab, tmp_path: Pa
     folder = str(model_folder(tmp_path, "plain"))
     lab.settings = replace(lab.settings, tokenizer=TokenizerSettings(source="local", folders={"n": folder}))
     check, finding = the_only(await examine(lab.settings))
-    assert (check, finding.severity) == ("tokens", Severity.ERROR)
+    assert (check, finding.severity) == ("tokens", FindingSeverity.ERROR)
     assert "set `tokenizer.folders: {m: FOLDER}`" in finding.remedy
 
 

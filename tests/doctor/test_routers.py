@@ -27,7 +27,7 @@ from smetric.config.settings import (
     TokenizerSettings,
 )
 from smetric.doctor.examination import as_text, examine
-from smetric.doctor.site import Severity
+from smetric.doctor.site import FindingSeverity
 from smetric.http.listener import listen, serve_port
 from smetric.http.tls import Tls
 from smetric.sources.prefix_index import persistence
@@ -91,7 +91,7 @@ async def test_replicas_check_finds_refused_tokens_and_wrong_counts(lab: Lab) ->
         found = await examine(replace(lab.settings, replicas=3, peers=peers), may_probe=False)
     assert told(fine) == [], as_text(fine)
     (_, few), (_, refused) = told(found)
-    assert (few.severity, refused.severity) == (Severity.WARNING, Severity.ERROR)
+    assert (few.severity, refused.severity) == (FindingSeverity.WARNING, FindingSeverity.ERROR)
     assert "1 are named, and there are 3 replicas" in few.what
     assert "the same `peers.token`" in refused.remedy
     assert "secret" not in as_text(found)
@@ -111,8 +111,8 @@ async def test_replicas_check_finds_peers_with_other_instances(lab: Lab) -> None
         for id in ("gpu-0", "e1"):
             next(iter(router.sources.indexes)).placed(router.fleet[id], [1, 2, 3])
         _, found = the_only(await examine(lab.settings, may_probe=False))
-    assert found.severity is Severity.ERROR
-    assert "gpu-0; here are e0, e1" in found.what
+    assert found.severity is FindingSeverity.ERROR
+    assert "gpu-0; configured here: e0, e1" in found.what
     assert "the same `id`" in found.remedy
 
 
@@ -122,7 +122,7 @@ async def test_replicas_check_finds_peers_with_other_block_sizes(lab: Lab) -> No
     async with beside(lab, block_size=32) as router:
         next(iter(router.sources.indexes)).placed(router.fleet["e0"], [1, 2, 3])
         _, found = the_only(await examine(lab.settings, may_probe=False))
-    assert found.severity is Severity.WARNING
+    assert found.severity is FindingSeverity.WARNING
     assert "blocks of 32 token ids" in found.what
     assert "`block_size`" in found.remedy
 
@@ -134,7 +134,7 @@ async def test_replicas_check_finds_peers_of_another_release(lab: Lab, monkeypat
         encode = persistence.encode_image
         monkeypatch.setattr(peers, "encode_image", lambda image: encode(image).replace(persistence.MAGIC, magic))
         _, found = the_only(await examine(lab.settings, may_probe=False))
-    assert found.severity is Severity.ERROR
+    assert found.severity is FindingSeverity.ERROR
     assert "another version" in found.what
     assert "the same release" in found.remedy
 
@@ -144,7 +144,7 @@ async def test_policy_check_finds_look_ups_without_a_source(lab: Lab, tmp_path: 
     policy.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
     lab.settings = replace(lab.settings, policy=str(policy))
     check, finding = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, finding.severity) == ("policy", Severity.ERROR)
+    assert (check, finding.severity) == ("policy", FindingSeverity.ERROR)
     assert "`store_hit_len`, which no source fills" in finding.what
     assert "set `lmcache.url`" in finding.remedy
     lab.lmcache(mode="controller")
@@ -184,7 +184,7 @@ async def test_traffic_check_names_clients_that_break_their_caches(lab: Lab) -> 
             history.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         examination = await examine(lab.settings, may_probe=False)
     check, finding = the_only(examination)
-    assert (check, finding.severity) == ("traffic", Severity.WARNING)
+    assert (check, finding.severity) == ("traffic", FindingSeverity.WARNING)
     assert "system" in finding.what
     assert "out of the system prompt" in finding.remedy
     assert "careful" not in as_text(examination)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from smetric.config.settings import InstanceSettings
-from smetric.doctor.site import MAX_BYTES, Answer, NoAnswer, Wire, is_own, look, resolve
+from smetric.doctor.site import MAX_BYTES, NoReply, SiteClient, SiteReply, is_own, look, resolve
 from tests.fakes import Call, FakeEngine, capture
 
 
@@ -36,9 +36,9 @@ async def answered(engine: FakeEngine) -> str:
     """Why there is no answer; empty if there is one."""
     await engine.start()
     try:
-        async with Wire() as wire:
-            await wire.get(engine.url + "/x", within_s=0.3)
-    except NoAnswer as reason:
+        async with SiteClient() as client:
+            await client.ask(engine.url + "/x", within_s=0.3)
+    except NoReply as reason:
         return str(reason)
     finally:
         await engine.stop()
@@ -61,13 +61,13 @@ async def test_client_explains_why_there_is_no_answer() -> None:
         await call.answer(200, b"x" * (MAX_BYTES + 1))
 
     assert await answered(FakeEngine(hang)) == "no answer in 0.3 s"
-    assert "an answer that is no HTTP" in await answered(FakeEngine(nonsense))
+    assert "the answer is not HTTP" in await answered(FakeEngine(nonsense))
     assert await answered(FakeEngine(close)) == "the connection was closed without an answer"
-    assert "an answer of more than" in await answered(FakeEngine(endless))
-    async with Wire() as wire:
+    assert "the answer has more than" in await answered(FakeEngine(endless))
+    async with SiteClient() as client:
         for url, why in (("http://127.0.0.1:9", "connection refused"), ("http://no.such.invalid", "is unknown")):
-            with pytest.raises(NoAnswer, match=why):
-                await wire.get(url, within_s=5.0)
+            with pytest.raises(NoReply, match=why):
+                await client.ask(url, within_s=5.0)
 
 
 async def test_look_reads_two_ranks_and_tolerates_missing_answers() -> None:
@@ -83,8 +83,8 @@ async def test_look_reads_two_ranks_and_tolerates_missing_answers() -> None:
     engine.metrics = metrics
     await engine.start()
     try:
-        async with Wire() as wire:
-            seen = await look(wire, InstanceSettings(id="a", url=engine.url, models=("tiny",)), 2.0)
+        async with SiteClient() as client:
+            seen = await look(client, InstanceSettings(id="a", url=engine.url, models=("tiny",)), 2.0)
     finally:
         await engine.stop()
     assert (seen.problem, seen.version, seen.server, seen.ahead_s) == ("", "", "", None)
@@ -98,4 +98,4 @@ async def test_look_reads_two_ranks_and_tolerates_missing_answers() -> None:
 
 def test_reply_clock_is_compared_at_arrival() -> None:
     """An engine's metrics may take a minute more than its health, whose date it is."""
-    assert Answer(200, {"date": "Thu, 01 Jan 1970 00:01:40 GMT"}, b"", 90.0).clock_ahead_s == 10.0
+    assert SiteReply(200, {"date": "Thu, 01 Jan 1970 00:01:40 GMT"}, b"", 90.0).clock_ahead_s == 10.0
