@@ -575,8 +575,8 @@ class PrefixIndex(Source):
             sure_at = self._clock() + self._warm_up_s
             model = self._models[instance] = CacheModel(instance, self.table, self.grain, units, sure_at)
         # Which process answers is known once the instance was scraped or has reported when it started.
-        if self._waiting and instance.id in self._waiting and (instance.scrape is not None or instance.started_at is not None):
-            for image in self._waiting.pop(instance.id):
+        if self._waiting and (instance.scrape is not None or instance.started_at is not None):
+            for image in self._waiting.pop(instance.id, ()):
                 is_same, new = instance.is_incarnation(image.started_at), 0
                 if is_same:
                     new = self.table.merge(model.held, image.blocks, image.runs, model.room)
