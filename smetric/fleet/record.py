@@ -1,11 +1,13 @@
-"""Record of one decision and what became of it."""
+"""Record of one decision and its result, read by spans, metrics, the access log and the admin port.
+
+It refers to objects that exist anyway; texts are rendered by its readers.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -20,37 +22,36 @@ if TYPE_CHECKING:
     from smetric.policy.snapshot import Snapshot
     from smetric.request.request import InferenceRequest
 
-
-# One decision and what became of it: the record that spans, metrics, the access line and `/admin/decisions` read.
-#
-# Made for every request, so it only refers to what exists anyway; texts are rendered elsewhere, when somebody asks.
-
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-#: Two characters for each ten bits, and a character for each value of a byte, by its low five bits.
-_BY_TEN_BITS = [high + low for high in _BASE32 for low in _BASE32]
-_BY_BYTE = _BASE32.encode() * 8
-
-
-@lru_cache(1)
-def _beginning(seconds: int) -> str:
-    """The first eight characters, which the ids of 1,024 milliseconds share."""
-    return "".join(_BY_TEN_BITS[seconds >> shift & 0x3FF] for shift in (30, 20, 10, 0))
+#: Two characters for ten bits.
+_PAIRS = [high + low for high in _BASE32 for low in _BASE32]
+#: Characters of a value that comes from a client.
+CLIENT_TEXT_MAX = 256
 
 
 def decision_id(time_ns: int) -> str:
-    """A ULID: 26 characters of Crockford's base 32, 48 bits of Unix milliseconds, then 80 random bits."""
-    milliseconds = time_ns // 1_000_000
-    chance = random.getrandbits(128).to_bytes(16, "big").translate(_BY_BYTE).decode()
-    return _beginning(milliseconds >> 10) + _BY_TEN_BITS[milliseconds & 0x3FF] + chance
+    """Return a new ULID: 48 bits of Unix milliseconds and 80 random bits in Crockford's base 32."""
+    number = time_ns // 1_000_000 << 80 | random.getrandbits(80)
+    return "".join([_PAIRS[number >> shift & 0x3FF] for shift in range(120, -1, -10)])
+
+
+def safe(text: str) -> str:
+    """Return *text*, which may come from a client, bounded and with control characters escaped."""
+    if len(text) <= CLIENT_TEXT_MAX and text.isprintable():
+        return text
+    text = text[: CLIENT_TEXT_MAX + 1]
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode("ascii")
+    return text if len(text) <= CLIENT_TEXT_MAX else text[: CLIENT_TEXT_MAX - 1] + "…"
 
 
 class Migration(Struct, frozen=True, rename={"source": "from"}):
-    """Where a later turn was taken away from.
+    """Move of a later turn to another instance.
 
     Args:
-        source: the instance.
-        guard: what took it away: the label of a guard or of a filter, `left out` or `not picked`.
-        left_tokens: tokens of its prompt left behind there, at least 1; None where that is not known.
+        source: the instance that it left.
+        guard: the reason: the label of a guard or of a filter, `left out` or `not picked`.
+        left_tokens: tokens of its prompt left behind there, at least 1; None if unknown.
     """
 
     source: str
@@ -59,12 +60,11 @@ class Migration(Struct, frozen=True, rename={"source": "from"}):
 
 
 class Forecast(Struct, frozen=True, omit_defaults=True):
-    """Times to the first token that were expected; None where unknown.
+    """Expected times to the first token; None if unknown.
 
     Args:
         ttft_s: seconds on the chosen instance.
-        other: the instance it is compared with: the one a migration left, else the runner-up; empty where there is
-            none.
+        other: the instance it is compared with: the one a migration left, else the runner-up; empty without one.
         other_ttft_s: seconds on that one.
         other_hit: tokens of the prompt believed cached there.
     """
@@ -75,7 +75,7 @@ class Forecast(Struct, frozen=True, omit_defaults=True):
     other_hit: int | None = None
 
 
-@dataclass(slots=True)  # not frozen: that costs a microsecond, for each shadow of each request
+@dataclass(slots=True)
 class Shadowed:
     """Answer of a policy in shadow to one decision.
 
@@ -85,7 +85,7 @@ class Shadowed:
         answer: one of `names.ANSWERS`.
         decision: its decision; None without one.
         missing: names that it reads and that had no value in time.
-        regret: how much worse than its own choice it scores the acting one, 0..1; None where it cannot tell.
+        regret: how much worse than its own choice it scores the acting one, 0..1; None if unknown.
         is_new_session: it sees the first request of this conversation.
         had_diverged: it chose otherwise for an earlier request of this conversation; None if unknown.
         evaluate_s: seconds that it took.
@@ -123,24 +123,24 @@ class DecisionRecord:
     """A decision, and the result of acting on it.
 
     Args:
-        time_ns: when it was made, Unix nanoseconds.
+        time_ns: its time, Unix nanoseconds.
         outcome: one of `names.OUTCOMES`.
-        request: what was to be routed. Its prompt is let go when the request ends.
+        request: the request. Its prompt is released when the request ends.
         policy: the acting policy.
         generation: its reload counter.
-        decision: what the policy decided; None where none ran (pinned) or none could (no candidate).
-        instance: where the request goes, None for nowhere.
+        decision: the decision of the policy; None if none ran (pinned) or none could (no candidate).
+        instance: the chosen instance.
         evaluate_s: seconds the policy took.
         lookup_s: seconds spent on look-ups before.
         held_s: seconds in the queue before that.
-        route: which of the configured routes it fell under.
-        arm: one of `names.ARMS`; empty where the route has no canary, or no policy ran.
+        route: the configured route that the request matched.
+        arm: one of `names.ARMS`; empty if the route has no canary, or no policy ran.
         policy_origin: how the policy came to act, as `names.POLICY_ORIGIN` says.
-        held_by: the decision by which a rule held the request before; None where none did.
-        beside: what observed policies read that the acting one did not: snapshots of the same candidates, each with the
-            seconds after the decision at which it was looked up, None for with the decision.
-        judge: evaluates the policies in shadow; let go when it has.
-        tokens_source: how `request.prompt_len` is known: exact or estimated.
+        held_by: the decision by which a rule held the request before.
+        beside: features that observed policies read and the acting one did not: snapshots of the same candidates, each
+            with the seconds from the decision to its look-up, None if it was taken with the decision.
+        judge: evaluates the policies in shadow; None once it has.
+        tokens_source: source of `request.prompt_len`: exact or estimated.
         origin: one of `names.ORIGINS`.
     """
 
@@ -166,34 +166,34 @@ class DecisionRecord:
     id: str = field(init=False)
     #: False where nothing is computed: a count of tokens, a stored answer.
     is_inference: bool = field(default=True, init=False)
-    #: Label of the rule that fired, empty where no policy ran.
+    #: Label of the rule that fired, empty if no policy ran.
     rule: str = field(default="", init=False)
-    #: Tokens of the prompt believed cached on the chosen instance, and the source; None where not known.
+    #: Tokens of the prompt believed cached on the chosen instance, and the source; None if unknown.
     hit: tuple[int, str] | None = field(default=None, init=False)
-    #: Most tokens of it believed cached on any candidate; None where none was looked up and known.
+    #: Most tokens of it believed cached on any candidate; None if unknown.
     best_hit: int | None = field(default=None, init=False)
     #: 32 hex digits, empty without a trace.
     trace_id: str = field(default="", init=False)
-    #: That trace is recorded.
+    #: The trace is recorded.
     is_traced: bool = field(default=False, init=False)
-    #: How many decisions of the same request came before this one, and the id of the one that came next: empty for the
-    #: last, which alone is told how the request ended.
+    #: Number of earlier decisions on the same request, and the id of the next one: empty for the last one, which alone
+    #: has the fields on the end of the request.
     rank: int = field(default=0, init=False)
     followed_by: str = field(default="", init=False)
-    #: What the policies in shadow would have decided.
+    #: The answers of the policies in shadow.
     shadowed: tuple[Shadowed, ...] = field(default=(), init=False)
-    #: Set where a later turn went elsewhere, and where something could be said of the time it would take.
+    #: None unless a later turn went elsewhere, and unless times could be estimated.
     migration: Migration | None = field(default=None, init=False)
     forecast: Forecast | None = field(default=None, init=False)
     status: int | None = field(default=None, init=False)
     ttft_s: float | None = field(default=None, init=False)
-    #: Seconds from sending the request to the first byte of the answer; `ttft_s` are those from its arrival, and hold
-    #: how long its client took to send it.
+    #: Seconds from sending the request to the first byte of the answer; `ttft_s` counts from its arrival, with the time
+    #: that its client took to send it.
     ttfc_s: float | None = field(default=None, init=False)
     duration_s: float | None = field(default=None, init=False)
     error_type: str = field(default="", init=False)
     usage: Usage | None = field(default=None, init=False)
-    #: What policies may read of the request, as it stood then, in the order of the vocabulary; kept for a record only.
+    #: The request's fields as policies read them then, in the order of the vocabulary; set by the recorder.
     asked: tuple[Any, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class DecisionRecord:
         if hits is None:
             return
         if known is None or True in known:
-            self.best_hit = int(max(hits))  # an unknown hit stands as 0, which none is below
+            self.best_hit = int(max(hits))  # an unknown hit is 0 here
         if self.instance is not None and (known is None or known[at]):
             self.hit = int(hits[at]), snapshot.origin("hit_len", at)
 
@@ -228,16 +228,11 @@ class DecisionRecord:
 
     @property
     def is_odd(self) -> bool:
-        """Whether it is out of the ordinary, so that its trace is kept whatever the sampler says."""
+        """Whether its trace may be kept whatever the sampler says."""
         return self.outcome not in names.ORDINARY or self.migration is not None
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What it is, among what traces are kept for (`names.KEPT`), or ordinary."""
-        return (self.outcome,) if self.migration is None else (self.outcome, names.MIGRATION)
-
     def hit_at(self, index: int) -> int | None:
-        """Tokens of the prompt believed cached on candidate *index*, also where it was looked up for another policy."""
+        """Return the tokens of the prompt believed cached on candidate *index*, by any policy's look-up."""
         assert self.decision is not None
         hit = self.decision.snapshot.cell("hit_len", index)
         for snapshot, _ in self.beside if hit is None else ():
@@ -246,26 +241,10 @@ class DecisionRecord:
         return None if hit is None else int(hit)
 
     def as_counted(self, tokens: int, prompt_tokens: int) -> int:
-        """*tokens* of the prompt, as the instance counts that counted *prompt_tokens* in all of it.
+        """Convert *tokens* of the prompt to the count of an instance that counts *prompt_tokens* in all of it.
 
-        Where the router only estimates, shares are right and counts are not: a hit could exceed its prompt.
+        The router's estimates have right shares and wrong counts: a hit could exceed its prompt.
         """
         if self.tokens_source == "exact":
             return tokens
         return round(tokens * prompt_tokens / (self.request.prompt_len or 1))
-
-
-# Text that comes from a client, before it stands in a span, a log line or a record.
-
-#: Characters of a value that comes from a client.
-CLIENT_TEXT_MAX = 256
-
-
-def safe(text: str) -> str:
-    """*text* bounded, with control characters escaped: it may come from a client."""
-    if len(text) <= CLIENT_TEXT_MAX and text.isprintable():
-        return text
-    text = text[: CLIENT_TEXT_MAX + 1]
-    if not text.isprintable():
-        text = text.encode("unicode_escape").decode("ascii")
-    return text if len(text) <= CLIENT_TEXT_MAX else text[: CLIENT_TEXT_MAX - 1] + "…"

@@ -1,4 +1,8 @@
-"""Decisions as text and rows."""
+"""Decisions as text and as JSON rows, bounded by construction.
+
+Tracing backends cut long attributes (Tempo at 2,048 bytes). A row is left out before one is cut. The words of the
+summary, the rules and the table are those of `policy.explain`.
+"""
 
 from __future__ import annotations
 
@@ -17,53 +21,45 @@ if TYPE_CHECKING:
     from smetric.fleet.record import DecisionRecord, Shadowed
     from smetric.policy.decision import Decision
 
-
-# The foremost candidates of a decision as JSON rows and as text, both bounded by construction.
-#
-# Tracing backends cut long attributes (Tempo at 2,048 bytes); a row is left out before anything is cut in half. The
-# words of the summary, the rules and the table are `smetric.policy.explain`'s.
-
 #: Bytes of one attribute at most.
 LIMIT = 2000
 _ID_MAX = 200
 _SUMMARY_MAX = 480
-#: From here on JSON readers do not hold every whole number.
+#: JSON readers may round whole numbers above this.
 _MOST_WHOLE = 2.0**53
-#: Characters of a line that tracing UIs show without breaking it.
+#: Characters of a line that tracing UIs show without a break.
 _WIDE = 76
 #: The gap before a guard's mark.
 _BETWEEN_GUARDS = re.compile(r"   (?=[✓✗·] )")
-#: Of the rules: characters of one, how many, and bytes of all; of more the last ones are shown, among them the one that
-#: fired. One with three guards and both sides of each comparison has some 130 characters, and must not be cut.
+#: Characters of a rule, number of rules, and bytes of all of them; the last ones are shown. A rule with three guards
+#: and both sides of each comparison has some 130 characters.
 _RULE_MAX = 240
 _RULES_MAX = 8
 _RULES_BYTES = 1100
 
 
 def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
-    """One object per candidate: id, rank, score, the features the policy read, and which of them were unknown.
+    """Return one object per candidate: id, rank, score, the features that the policy read, and the unknown ones.
 
-    Beside a feature that was looked up stands who knew it, as in `"hit_len_source": "lmcache:host"`; beside one that
-    was measured how long ago, in seconds, as in `"requests_age": 0.4`. Those that a filter left out come last, with its
-    label as `filtered_by` instead of a rank.
+    A feature that was looked up has its source beside it, as in `"hit_len_source": "lmcache:host"`; one that was
+    measured its age in seconds, as in `"requests_age": 0.4`. Candidates that a filter removed come last, with its label
+    as `filtered_by` instead of a rank.
     """
-    snapshot = decision.snapshot
-    score = decision.score
-    now = snapshot.now
+    snapshot, score = decision.snapshot, decision.score
     columns = [
         (name, column, snapshot.origins_of(name), snapshot.stamps.get(name))
         for name, column in snapshot.columns.items()
     ]
     gaps = [(name, known) for name, known in snapshot.known.items() if known is not None]
     ranked = foremost(decision, top)
-    left_out = _left_out(decision) if len(ranked) < top else {}
+    removed = _removed(decision) if len(ranked) < top else {}
     result = []
-    for rank, index in enumerate([*ranked, *list(left_out)[: top - len(ranked)]]):
+    for rank, index in enumerate([*ranked, *removed][:top]):
         row: dict[str, Any] = {"id": snapshot.ids[index][:_ID_MAX]}
         if index == decision.index:
             row["chosen"] = True
-        if index in left_out:
-            row["filtered_by"] = left_out[index][:_ID_MAX]
+        if index in removed:
+            row["filtered_by"] = removed[index][:_ID_MAX]
         else:
             row["rank"] = rank
         if score is not None:
@@ -73,17 +69,25 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
             if origins is not None and origins[index]:
                 row[f"{name}_source"] = origins[index]
             if stamps is not None and (at := stamps[index]) is not None:
-                row[f"{name}_age"] = round(max(0.0, now - at), 3)
-        if gaps:
-            unknown = [name for name, known in gaps if not known[index]]
-            if unknown:
-                row["unknown"] = unknown
+                row[f"{name}_age"] = round(max(0.0, snapshot.now - at), 3)
+        if unknown := [name for name, known in gaps if not known[index]]:
+            row["unknown"] = unknown
         result.append(row)
     return result
 
 
+def _removed(decision: Decision) -> dict[int, str]:
+    """Return the candidates that filters removed, in order of ids, each with the first filter's label."""
+    ids = decision.snapshot.ids
+    removed: dict[int, str] = {}
+    for narrowed in decision.filters:
+        for index in set(range(len(ids))).difference(narrowed.left, removed):
+            removed[index] = narrowed.label
+    return {index: removed[index] for index in sorted(removed, key=ids.__getitem__)}
+
+
 def as_json(decision: Decision, top: int, limit: int = LIMIT) -> str:
-    """The rows as compact JSON of at most *limit* bytes; fewer rows where they are long."""
+    """Return the rows as compact JSON of at most *limit* bytes; fewer rows if they are long."""
     size = 2
     kept: list[bytes] = []
     for row in rows(decision, top):
@@ -96,15 +100,15 @@ def as_json(decision: Decision, top: int, limit: int = LIMIT) -> str:
 
 
 def summary(decision: Decision) -> str:
-    """The decision in one sentence of bounded length."""
+    """Return the decision in one sentence of bounded length."""
     text = explain.summary(decision)
     return text if len(text) <= _SUMMARY_MAX else text[: _SUMMARY_MAX - 1] + "…"
 
 
 def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT, notes: Sequence[str] = ()) -> str:
-    """*head*, the rules with their guards, what is to be noted, and the aligned table; at most *limit* bytes.
+    """Return *head*, the rules with their guards, *notes* and the aligned table, in at most *limit* bytes.
 
-    What does not fit is left out from the end; of the table, its last rows.
+    Rows of the table are left out first.
     """
     if top == 0:
         return head
@@ -123,7 +127,7 @@ def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT, notes: 
 
 
 def _rules(decision: Decision) -> list[str]:
-    """The rules that led to the outcome, the last of which fired; each bounded, and no wider than UIs show."""
+    """Return the rules that led to the outcome, bounded and folded; the last one fired."""
     lines = [line if len(line) <= _RULE_MAX else line[: _RULE_MAX - 1] + "…" for line in explain.rules(decision)]
     kept: list[list[str]] = []
     room = _RULES_BYTES
@@ -139,7 +143,7 @@ def _rules(decision: Decision) -> list[str]:
 
 
 def _folded(line: str) -> list[str]:
-    """A rule with its guards; those that do not fit go on below the first one."""
+    """Return a rule as lines: guards that do not fit go below the first one."""
     if len(line) <= _WIDE:
         return [line]
     label, *guards = _BETWEEN_GUARDS.split(line)
@@ -153,20 +157,8 @@ def _folded(line: str) -> list[str]:
     return lines
 
 
-def _left_out(decision: Decision) -> dict[int, str]:
-    """Candidates that filters left out, in order of ids, and which filter did first."""
-    ids = decision.snapshot.ids
-    found: dict[int, str] = {}
-    for narrowed in decision.filters:
-        left = set(narrowed.left)
-        for i in range(len(ids)):
-            if i not in left:
-                found.setdefault(i, narrowed.label)
-    return dict(sorted(found.items(), key=lambda one: ids[one[0]]))
-
-
 def _short(value: Any) -> Any:
-    """A cell as JSON shows it: whole numbers without a point, others to six digits, sets as sorted lists."""
+    """Return a cell for JSON: whole numbers without a point, others to six digits, sets as sorted lists."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < _MOST_WHOLE else float(f"{value:.6g}")
     if isinstance(value, frozenset):
@@ -174,16 +166,8 @@ def _short(value: Any) -> Any:
     return value[:_ID_MAX] if isinstance(value, str) else value
 
 
-# What a policy in shadow would have decided, as spans, metrics and `/admin/decisions` show it.
-#
-# Evaluating it is `smetric.shadow`'s business.
-
-#: Characters of the names and choices of several shadows in one attribute.
-_TEXT_MAX = 256
-
-
 def row(shadowed: Shadowed, *, top: int) -> dict[str, Any]:
-    """It as JSON, with the table of at most *top* candidates."""
+    """Return the answer of a policy in shadow for JSON, with at most *top* candidates."""
     decision, policy = shadowed.decision, shadowed.policy
     result: dict[str, Any] = {
         "origin": names.SHADOW,
@@ -208,7 +192,7 @@ def row(shadowed: Shadowed, *, top: int) -> dict[str, Any]:
 
 
 def note_of(shadowed: Shadowed) -> str:
-    """What it would have chosen, in half a line."""
+    """Return what a policy in shadow would have chosen, in half a line."""
     name, choice = clipped(shadowed.policy.name), clipped(shadowed.choice)
     if shadowed.answer == names.AGREES:
         return f"{name} would choose {choice} too"
@@ -218,13 +202,8 @@ def note_of(shadowed: Shadowed) -> str:
     return f"{name} would choose {choice}{regret}"
 
 
-# A decision in words: its summary, and what else is to be told of it.
-#
-# The words of what a policy decided are `candidates.py`'s.
-
-
 def summary_of(record: DecisionRecord) -> str:
-    """The decision in one sentence, also where no policy ran."""
+    """Return a decision in one sentence, also if no policy ran."""
     if record.decision is not None:
         return summary(record.decision)
     if record.outcome == names.PINNED and record.instance is not None:
@@ -237,7 +216,7 @@ def summary_of(record: DecisionRecord) -> str:
 
 
 def notes_of(record: DecisionRecord) -> list[str]:
-    """What else is to be told of a decision: whom it left, what was expected of it, what shadows would have chosen."""
+    """Return a line each for the migration, the expected time to first token, and the policies in shadow."""
     notes = []
     migration, forecast = record.migration, record.forecast
     if migration is not None:
