@@ -1,4 +1,4 @@
-"""Span names and attributes."""
+"""Names of spans and their attributes, and the closed lists of values of attributes and labels."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
 
-# The closed lists of values that attributes and labels take.
-
 #: Instrumentation scope of all spans.
 SCOPE = "smetric"
 
@@ -56,20 +54,20 @@ NO_CANDIDATE = "no_candidate"
 ERROR = "error"
 OUTCOMES = (ROUTED, PINNED, HELD, REJECTED, NO_CANDIDATE, ERROR)
 ORDINARY = frozenset({ROUTED, PINNED})
-#: What else a trace is kept for: a later turn went elsewhere than where most of its prompt is, or than the last one.
+#: Another reason to keep a trace: a later turn left the instance with most of its prompt, or the last one.
 MIGRATION = "migration"
 KEPT = (HELD, REJECTED, NO_CANDIDATE, ERROR, MIGRATION)
 
-# What took a later turn away where no guard did.
+# Reasons of a migration without a guard.
 LEFT_OUT = "left out"
 NOT_PICKED = "not picked"
 
-# Why a request waited in the queue.
+# Reasons to wait in the queue.
 HELD_BY_RULE = "rule"
 HELD_FOR_PLACE = "place"
 HOLD_REASONS = (HELD_BY_RULE, HELD_FOR_PLACE)
 
-# Where a later turn went, beside the last one; and where a prompt's tokens were believed to be, when it was decided.
+# Place of a later turn compared with the last one; place of a prompt's tokens when it was decided.
 SAME_INSTANCE = "same"
 OTHER_INSTANCE = "other"
 PLACES = (SAME_INSTANCE, OTHER_INSTANCE)
@@ -78,11 +76,11 @@ HELD_ELSEWHERE = "global"
 HELD_NOWHERE = "missed"
 HOLDERS = (HELD_HERE, HELD_ELSEWHERE, HELD_NOWHERE)
 
-# What a decision did beside the other one it might have been.
+# Result of a decision compared with the alternative.
 SAVED = "saved"
 LOST = "lost"
 
-# Why a decision came out as it did.
+# Reasons of an outcome.
 BY_POLICY = "policy"
 BY_PIN = "pinned"
 ALL_FILTERED = "all_filtered"
@@ -91,8 +89,7 @@ ANY_CANDIDATE = "any_candidate"
 POLICY_ERROR = "policy_error"
 REASONS = (BY_POLICY, BY_PIN, ANY_CANDIDATE, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
 
-# Where a decision comes from: a request that is served, a policy in shadow, or what was decided before and is evaluated
-# again, from a record or from the ring of the last decisions.
+# Origins of a decision: a request, a policy in shadow, or a recorded decision that is evaluated again.
 LIVE = "live"
 SHADOW = "shadow"
 REPLAY = "replay"
@@ -103,31 +100,31 @@ CONTROL = "control"
 CANARY = "canary"
 ARMS = (CONTROL, CANARY)
 
-# Whether a shadow chose what was chosen.
+# Agreement of a policy in shadow with the choice.
 AGREES = "true"
 DIFFERS = "false"
 UNANSWERED = "not_answerable"
 SHADOW_FAILED = "error"
 ANSWERS = (AGREES, DIFFERS, UNANSWERED, SHADOW_FAILED)
 
-# What became of a policy file that changed, and of one that was undone.
+# Results of a change of a policy file, and of an undo.
 RELOAD_OK = "ok"
 RELOAD_KEPT = "kept"
 RELOAD_ROLLBACK = "rollback"
 RELOAD_GUARDRAIL = "guardrail"
 RELOADS = (RELOAD_OK, RELOAD_KEPT, RELOAD_ROLLBACK, RELOAD_GUARDRAIL)
 
-# What makes the guardrail restore a policy.
+# Reasons of the guardrail to restore a policy.
 ERRORS = "errors"
 IMBALANCED = "imbalance"
 OUT_OF_BAND = (ERRORS, IMBALANCED)
 
-# What a request is refused for before it is decided; the first two by the fleet's want of room, the others by our own.
+# Reasons to refuse a request before a decision: the fleet has no room, or the router itself has none.
 NO_ROOM = ("in_flight", "queue")
 REFUSALS = (*NO_ROOM, "bytes", "lag", "memory", "files")
-#: The type of the error that clients are told for the latter.
+#: Type of the error for the latter.
 OVERLOADED = "overloaded"
-#: What becomes of requests that clients send again.
+#: Results of requests that clients send again.
 RETRY_ADMITTED = "admitted"
 RETRY_REFUSED = "refused"
 
@@ -137,7 +134,7 @@ HIT_OVER = "over"
 HIT_UNDER = "under"
 HIT_RESULTS = (HIT_EQUAL, HIT_OVER, HIT_UNDER)
 
-# What breaks a cached prefix, and how.
+# Parts of a prompt that break a cached prefix, and their changes.
 BROKEN_PARTS = ("tools", "system", "user", "assistant", "tool_result", "template", "cache_salt")
 CHANGES = ("changed", "added", "removed", "reordered")
 
@@ -145,27 +142,27 @@ CHANGES = ("changed", "added", "removed", "reordered")
 OK = "ok"
 CONNECT_ERROR = "connect_error"
 CONNECT_TIMEOUT = "connect_timeout"
-#: The router itself had no file descriptor or no local port left for a connection; nothing is said of the instance.
+#: The router itself had no file descriptor or no local port left for a connection.
 EXHAUSTED = "exhausted"
 TIMEOUT = "timeout"
 CLOSED = "closed"
 PROTOCOL = "protocol"
 STATUS_5XX = "5xx"
 ABORTED = "aborted"
-#: A reused connection died before a byte of the answer, and the request was sent once more: an attempt within one.
+#: A reused connection died before a byte of the answer, and the request was sent again within the attempt.
 RESENT = "resent"
 RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
 
-# Why a failed attempt is not tried elsewhere: retries are bounded, a `reject` rule says so, the last two as refusals.
+# Reasons not to retry a failed attempt: the retry budget, a `reject` rule, or no room.
 BUDGET = "budget"
 NOT_RETRIED = (BUDGET, REJECTED, *NO_ROOM)
 
-# What ended an answer where neither the instance nor the request itself was at fault.
+# Early ends of an answer that are no fault of the instance or of the request.
 CLIENT_GONE = "client_gone"
 CLIENT_STALLED = "client_stalled"
 SHUTDOWN = "shutdown"
 
-# How instances stand (`smetric.fleet.instance.State`), and why they are left out.
+# States of instances (`smetric.fleet.instance.State`), and reasons of an ejection.
 STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "draining")
 PROBE = "probe"
 CONNECT = "connect"
@@ -197,25 +194,23 @@ LOOKUP_RESULTS = (
 # Results of reading a prompt's token ids.
 TOKENIZE_RESULTS = ("ok", "unsupported", "refused", "unavailable", "busy", "distrusted", "failed")
 
-# What became of placements shared with other routers.
+# Results of placements shared with other routers.
 PLACEMENT_SENT = "sent"
 PLACEMENT_DROPPED = "dropped"
 PLACEMENT_RECEIVED = "received"
 PLACEMENT_REFUSED = "refused"
 PLACEMENT_RESULTS = (PLACEMENT_SENT, PLACEMENT_DROPPED, PLACEMENT_RECEIVED, PLACEMENT_REFUSED)
 
-# What became of the lines of a record.
+# Results of the lines of a record.
 RECORD_WRITTEN = "written"
 RECORD_DROPPED = "dropped"
 RECORD_FAILED = "failed"
 RECORD_RESULTS = (RECORD_WRITTEN, RECORD_DROPPED, RECORD_FAILED)
 
 
-# The spans, and the attributes they carry.
-#
-# The `gen_ai.*` names are those of OpenTelemetry's GenAI conventions 0.1 (status: development), `http.*` and the like
-# those of the stable HTTP conventions. No attribute may be both a leaf and a prefix of another: some tracing UIs turn
-# dots into trees.
+# Spans and their attributes. The `gen_ai.*` names are those of OpenTelemetry's GenAI conventions 0.1 (status:
+# development), `http.*` and the like those of the stable HTTP conventions. No attribute is both a leaf and a prefix of
+# another one: some tracing UIs turn dots into trees.
 
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
@@ -226,23 +221,23 @@ SPANS = {
 }
 
 DECISION_ID = Attribute("smetric.decision.id", "ULID of the decision, also in a response header.")
-OUTCOME = Attribute("smetric.decision.outcome", f"How it ended: {', '.join(OUTCOMES)}.")
-REASON = Attribute("smetric.decision.reason", f"What settled it: {', '.join(REASONS)}.")
+OUTCOME = Attribute("smetric.decision.outcome", f"Outcome: {', '.join(OUTCOMES)}.")
+REASON = Attribute("smetric.decision.reason", f"Reason: {', '.join(REASONS)}.")
 DURATION = Attribute("smetric.decision.duration", "Time the policy took to evaluate.", "double", "s")
 SUMMARY = Attribute("smetric.decision.summary", "The decision in one sentence.")
 LOOKUP_DURATION = Attribute("smetric.lookup.duration", "Time spent on look-ups before the decision.", "double", "s")
 HOLD_DURATION = Attribute(
     "smetric.hold.duration", "Time in the queue before the decision, by a rule or for want of a place.", "double", "s"
 )
-HOLD_REASON = Attribute("smetric.hold.reason", f"What it waited for: {', '.join(HOLD_REASONS)}; on the `hold` span.")
-ORIGIN = Attribute("smetric.decision.origin", f"Where the decision comes from: {', '.join(ORIGINS)}.")
-ROUTE = Attribute("smetric.route", "Which entry of `routes` the request fell under; `default` for none.")
+HOLD_REASON = Attribute("smetric.hold.reason", f"Reason of the wait: {', '.join(HOLD_REASONS)}; on the `hold` span.")
+ORIGIN = Attribute("smetric.decision.origin", f"Origin of the decision: {', '.join(ORIGINS)}.")
+ROUTE = Attribute("smetric.route", "Entry of `routes` that the request matched; `default` without one.")
 ARM = Attribute("smetric.arm", "`control` or `canary`, where the route has a canary.")
 SHADOW_POLICY = Attribute("smetric.shadow.policy", "The policies in shadow, separated by commas.")
-SHADOW_INSTANCE = Attribute("smetric.shadow.instance.id", "What each of them would have chosen.")
+SHADOW_INSTANCE = Attribute("smetric.shadow.instance.id", "The choice of each of them.")
 SHADOW_AGREES = Attribute("smetric.shadow.agrees", "Whether all of them would have chosen the same.", "bool")
 SHADOW_REGRET = Attribute(
-    "smetric.shadow.regret", "How much worse they find what was chosen, 0..1; the largest.", "double"
+    "smetric.shadow.regret", "How much worse they score the actual choice, 0..1; the largest.", "double"
 )
 SHADOW_DIVERGED = Attribute(
     "smetric.shadow.session_diverged", "One of them chose otherwise before in this conversation.", "bool"
@@ -251,7 +246,7 @@ POLICY_NAME = Attribute("smetric.policy.name", "Name of the acting policy.")
 POLICY_HASH = Attribute("smetric.policy.hash", "First 12 hex digits of the SHA-256 of its source.")
 POLICY_SOURCE = Attribute("smetric.policy.source", "Its file's name, without the folder.")
 POLICY_GENERATION = Attribute("smetric.policy.generation", "1 for the policy loaded at start, +1 a change.", "int")
-POLICY_ORIGIN = Attribute("smetric.policy.origin", "How it came to act: `start`, `file`, `rollback`, `guardrail`.")
+POLICY_ORIGIN = Attribute("smetric.policy.origin", "Reason why it acts: `start`, `file`, `rollback`, `guardrail`.")
 POLICY_PARAMS = Attribute("smetric.policy.params", "Its parameters' values, `*` where configuration set one.")
 RULE = Attribute("smetric.rule", "Label of the rule that fired.")
 GUARD_FAILED = Attribute("smetric.guard.failed", "Guards that failed on the way, in order.")
@@ -266,7 +261,7 @@ MIGRATED_FROM = Attribute(
 )
 MIGRATION_GUARD = Attribute(
     "smetric.migration.guard",
-    f"What took it away: a guard, a filter, `{LEFT_OUT}` (it was no candidate) or `{NOT_PICKED}`.",
+    f"Reason: a guard, a filter, `{LEFT_OUT}` (it was no candidate) or `{NOT_PICKED}`.",
 )
 MIGRATION_TOKENS = Attribute(
     "smetric.migration.left_tokens", "Prompt tokens left behind there, where that is known.", "int", "tokens"
@@ -280,23 +275,23 @@ FORECAST_OTHER = Attribute(
 FORECAST_OTHER_TTFT = Attribute("smetric.forecast.other_ttft", "The same of that one.", "double", "s")
 CANDIDATES = Attribute("smetric.candidate.count", "Instances configured.", "int")
 ELIGIBLE = Attribute("smetric.candidate.eligible_count", "Instances the policy was given.", "int")
-FILTERED = Attribute("smetric.candidate.filtered_count", "Of those, how many its filters left out.", "int")
-TIED = Attribute("smetric.candidate.tied_count", "How many shared the best score.", "int")
+FILTERED = Attribute("smetric.candidate.filtered_count", "Number of those that its filters removed.", "int")
+TIED = Attribute("smetric.candidate.tied_count", "Number of candidates with the best score.", "int")
 FILTER_REASONS = Attribute(
-    "smetric.candidate.filter_reasons", "Why the others were not given, e.g. `draining=1 model=3`."
+    "smetric.candidate.filter_reasons", "Reasons why the others were no candidates, e.g. `draining=1 model=3`."
 )
 CANDIDATES_JSON = Attribute("smetric.candidates.json", "The foremost candidates as JSON rows, < 2 kB.")
 SCORE_CHOSEN = Attribute("smetric.score.chosen", "Score of the chosen instance.", "double")
 SCORE_RUNNER_UP = Attribute("smetric.score.runner_up", "Best score among the others.", "double")
 SCORE_MARGIN = Attribute("smetric.score.margin", "Distance between these two.", "double")
 SCORE_WORST = Attribute("smetric.score.worst", "Worst score.", "double")
-SCORE_DIRECTION = Attribute("smetric.score.direction", "Which end wins: `min` or `max`.")
+SCORE_DIRECTION = Attribute("smetric.score.direction", "Winning end: `min` or `max`.")
 PROMPT_TOKENS = Attribute("smetric.prompt.tokens", "Prompt length the policy saw.", "int", "tokens")
-PROMPT_SOURCE = Attribute("smetric.prompt.tokens_source", "How it is known: `exact` or `estimated`.")
+PROMPT_SOURCE = Attribute("smetric.prompt.tokens_source", "Source of that length: `exact` or `estimated`.")
 HIT_TOKENS = Attribute("smetric.prefix.hit_tokens", "Prompt tokens believed cached there.", "int", "tokens")
 HIT_RATIO = Attribute("smetric.prefix.hit_ratio", "The same as a share of the prompt.", "double")
 HIT_SOURCE = Attribute(
-    "smetric.prefix.source", "Who said so, tier included where there are several: `prefix_index`, `lmcache:host`."
+    "smetric.prefix.source", "Source of that hit, with the tier if there are several: `prefix_index`, `lmcache:host`."
 )
 ACTUAL_HIT_TOKENS = Attribute(
     "smetric.prefix.actual_hit_tokens", "Prompt tokens the instance says it had cached.", "int", "tokens"
@@ -311,10 +306,10 @@ LOAD_RUNNING = Attribute("smetric.load.running", "Running there, where the polic
 LOAD_WAITING = Attribute("smetric.load.waiting", "Waiting there, where the policy read it.", "double", "requests")
 LOAD_KV_USAGE = Attribute("smetric.load.kv_usage", "Share of KV blocks in use there, where it read it.", "double")
 ATTEMPT = Attribute("smetric.upstream.attempt", "1 for the first attempt of a request.", "int")
-RESULT = Attribute("smetric.upstream.result", f"How the attempt ended: {', '.join(RESULTS)}.")
+RESULT = Attribute("smetric.upstream.result", f"Result of the attempt: {', '.join(RESULTS)}.")
 GAVE_UP = Attribute(
     "smetric.upstream.gave_up",
-    f"On the request's own span: what kept it from being tried elsewhere, {', '.join(NOT_RETRIED)}.",
+    f"On the request's own span: why no other instance was tried, {', '.join(NOT_RETRIED)}.",
 )
 
 HTTP_METHOD = Attribute("http.request.method", "The method; `_OTHER` when it is not a known one.")
@@ -323,12 +318,12 @@ HTTP_STATUS = Attribute("http.response.status_code", "The status answered.", "in
 HTTP_RESEND = Attribute("http.request.resend_count", "Attempts before this one.", "int")
 URL_PATH = Attribute("url.path", "The path, bounded, without the query.")
 URL_SCHEME = Attribute("url.scheme", "`http` or `https`.")
-URL_FULL = Attribute("url.full", "Where the attempt went, without a query.")
+URL_FULL = Attribute("url.full", "Address of the attempt, without its query.")
 SERVER_ADDRESS = Attribute("server.address", "Address the connection was made to.")
 SERVER_PORT = Attribute("server.port", "Port the connection was made to.", "int")
 CLIENT_ADDRESS = Attribute("client.address", "Address of the peer.")
 PROTOCOL_VERSION = Attribute("network.protocol.version", "HTTP version: `1.1`, `2`.")
-ERROR_TYPE = Attribute("error.type", "What went wrong, from a closed list or the status.")
+ERROR_TYPE = Attribute("error.type", "Error from a closed list, or the status.")
 
 GEN_AI_OPERATION = Attribute(
     "gen_ai.operation.name", "`chat`, `text_completion`, else the path after `/v1/`: `embeddings`, `rerank`."
@@ -340,7 +335,7 @@ GEN_AI_TTFC = Attribute(
     "gen_ai.response.time_to_first_chunk", "From sending the attempt to its first body byte.", "double", "s"
 )
 GEN_AI_FINISH = Attribute(
-    "gen_ai.response.finish_reasons", "Why the instance ended its answer: `stop`, `length`, ….", "string[]"
+    "gen_ai.response.finish_reasons", "Reason why the instance ended its answer: `stop`, `length`, ….", "string[]"
 )
 GEN_AI_INPUT = Attribute("gen_ai.usage.input_tokens", "Prompt tokens the instance counted.", "int", "tokens")
 GEN_AI_OUTPUT = Attribute("gen_ai.usage.output_tokens", "Tokens it generated.", "int", "tokens")
