@@ -212,7 +212,6 @@ class Spans(Listener):
         keep_over_parent: also where the caller that is continued does not record.
         baggage: reads the baggage of a trusted peer from its headers, to be passed on; None for no baggage.
         candidates: candidates that a decision span shows at most.
-        limit: bytes of the attributes that show them.
         ui_hints: add the attributes by which tracing UIs lay a span out.
         has_exemplars: name kept traces in metrics.
     """
@@ -221,13 +220,12 @@ class Spans(Listener):
         self,
         tracer: Tracer,
         propagator: TextMapPropagator,
-        *,
         instances: Callable[[], Sequence[Instance]],
+        *,
         keep: frozenset[str] = frozenset(names.KEPT),
         keep_over_parent: bool = True,
         baggage: Callable[[Headers], bytes] | None = None,
         candidates: int = 8,
-        limit: int = LIMIT,
         ui_hints: bool = True,
         has_exemplars: bool = True,
     ) -> None:
@@ -245,7 +243,8 @@ class Spans(Listener):
         self.instances = instances
         self._baggage = baggage
         self._top = candidates
-        self._limit = limit
+        #: Bytes of the attributes that show candidates; the user's limit would cut longer ones.
+        self._limit = LIMIT if longest is None else min(LIMIT, longest)
         self._ui_hints = ui_hints
         self._has_exemplars = has_exemplars
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.

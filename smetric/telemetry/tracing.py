@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import structlog
@@ -24,7 +24,6 @@ import smetric
 from smetric import names
 from smetric.errors import ConfigError
 from smetric.fleet.exchange import Attempt, Exchange, Headers, Listener
-from smetric.telemetry.decision_text import LIMIT
 
 if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator
@@ -81,13 +80,14 @@ class Tracing:
         keep_over_parent: bool = True,
         resource: Mapping[str, str] | None = None,
     ) -> None:
-        self._candidates = candidates
-        self._ui_hints = ui_hints
-        self._keep = frozenset(keep)
-        self._keep_over_parent = keep_over_parent
         self._propagators = propagator_names(environ)
-        self._has_exemplars = _has_exemplars(environ)
-        self._limit = LIMIT
+        self._options: dict[str, Any] = {
+            "candidates": candidates,
+            "ui_hints": ui_hints,
+            "keep": frozenset(keep),
+            "keep_over_parent": keep_over_parent,
+            "has_exemplars": _has_exemplars(environ),
+        }
         #: The provider that makes spans: one that another part of the process has set, such as
         #: `opentelemetry-instrument`, else one of our own; None for off.
         self.provider: TracerProvider | None = None
@@ -106,7 +106,7 @@ class Tracing:
                 self.provider = self._build(kinds, sampler, ratio, environ, resource or {})
             if self.provider is not None:
                 self._tracer = _tracer_of(self.provider)
-        except (ValueError, RuntimeError) as error:  # as the SDK tells of a limit that is no number, and the like
+        except (ValueError, RuntimeError) as error:  # raised by the SDK, e.g. for a limit that is no number
             raise ConfigError(f"OTEL_*: {error}") from error
         to = {"to": address(environ)} if "otlp" in kinds and shown != "global" else {}
         log.info("smetric.tracing", exporter=shown, **to)
@@ -120,16 +120,13 @@ class Tracing:
         extra: Mapping[str, str],
     ) -> TracerProvider:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import SpanLimits, TracerProvider, sampling
+        from opentelemetry.sdk.trace import TracerProvider, sampling
 
         from smetric.telemetry.exporter import BoundedProcessor, exporter_of
 
         own = {"service.name": "smetric", "service.version": smetric.__version__, **extra}
-        # What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say wins over what we say of ourselves.
+        # `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override these.
         resource = Resource.create({**own, **OTELResourceDetector().detect().attributes})
-        limits = SpanLimits()
-        if limits.max_span_attribute_length is not None:  # the SDK, too, cuts what is longer
-            self._limit = min(LIMIT, limits.max_span_attribute_length)
         own_samplers = {
             "always_on": sampling.ALWAYS_ON,
             "always_off": sampling.ALWAYS_OFF,
@@ -139,7 +136,7 @@ class Tracing:
             "parentbased_traceidratio": sampling.ParentBasedTraceIdRatio(ratio),
         }
         # The SDK loads any other one by itself.
-        provider = TracerProvider(own_samplers.get(sampler), resource, shutdown_on_exit=False, span_limits=limits)
+        provider = TracerProvider(own_samplers.get(sampler), resource, shutdown_on_exit=False)
         for kind in kinds:
             if kind == "otlp":
                 kind = _OTLP[protocol_of(environ)]
@@ -168,23 +165,18 @@ class Tracing:
         return Spans(
             self._tracer,
             _propagator(self._propagators),
-            instances=instances,
-            keep=self._keep,
-            keep_over_parent=self._keep_over_parent,
+            instances,
             baggage=passed_baggage if passes_baggage else None,
-            candidates=self._candidates,
-            limit=self._limit,
-            ui_hints=self._ui_hints,
-            has_exemplars=self._has_exemplars,
+            **self._options,
         )
 
     async def flush(self) -> None:
-        """Send what waits, without blocking the loop; for tests and tools."""
+        """Send what is queued, without blocking the loop; for tests and tools."""
         if self.provider is not None:
             await asyncio.to_thread(self.provider.force_flush)
 
     async def shutdown(self, within_s: float = SHUTDOWN_S) -> bool:
-        """End our own provider: send what waits; after *within_s* seconds give it up. False if it was given up."""
+        """Send what is queued and end our own provider; return False if that took more than *within_s* seconds."""
         provider = self.provider
         if provider is None or not self._processors:
             return True
@@ -192,11 +184,11 @@ class Tracing:
 
         def send() -> None:
             provider.shutdown()
-            # The loop may be gone by now, and with it whoever waited.
+            # The loop may be closed by now.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(done.set)
 
-        # A daemon thread, not the loop's executor: the interpreter would wait for that one at exit.
+        # A daemon thread, as the interpreter waits at exit for threads of the loop's executor.
         threading.Thread(target=send, name="smetric-trace-shutdown", daemon=True).start()
         try:
             async with asyncio.timeout(within_s):
