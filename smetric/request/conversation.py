@@ -17,7 +17,7 @@ import xxhash
 from msgspec import Raw, Struct
 
 from smetric.errors import UNREADABLE, RequestError
-from smetric.request.prompt import Outline, PartKind, Text, image, mark_of
+from smetric.request.prompt import Outline, PartKind, Piece, image, mark_of
 
 #: An escape of a character that may be written in another way. (An escaped one looks the same.)
 CHOSEN_ESCAPE = re.compile(rb"\\[u/]")
@@ -47,7 +47,7 @@ def is_null(value: Raw) -> bool:
     return value == _NULL
 
 
-def text_of(value: Raw, is_plain: bool) -> Text:
+def text_of(value: Raw, is_plain: bool) -> Piece:
     """Return the text of a JSON string without its quotes; any other value as it stands.
 
     Args:
@@ -148,7 +148,7 @@ class Continuation(Struct, frozen=True):
 
     preamble: Preamble
     position: Position
-    rest: list[Text]
+    rest: list[Piece]
 
 
 class MemoMismatch(Exception):
@@ -169,7 +169,7 @@ class Conversation(Struct, frozen=True):
         positions: the positions after the last messages.
     """
 
-    pieces: list[Text]
+    pieces: list[Piece]
     size: int
     turn: int
     history_bytes: int
@@ -308,7 +308,7 @@ class _Rendering:
 
     def __init__(self, is_plain: bool, previous: str) -> None:
         self._is_plain = is_plain
-        self.pieces: list[Text] = []
+        self.pieces: list[Piece] = []
         #: As in an `Outline`.
         self.parts: list[tuple[int, PartKind, int]] = []
         #: First piece, and the piece after the last one, of each turn.

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct, field
 
 from smetric.errors import UNREADABLE, RequestError
 from smetric.request.conversation import CHOSEN_ESCAPE, Continuation, Conversation, Position, Preamble
-from smetric.request.prompt import BLOCK_BYTES, MARK_SUFFIXES, KnownPrefix, Parts, Text
+from smetric.request.prompt import BLOCK_BYTES, MARK_SUFFIXES, KnownPrefix, Parts, Piece
 
 #: Bytes between two places in a body up to which findings are kept, and most places kept, about 200 bytes each.
 STRIDE = 16 * 1024
@@ -332,7 +332,7 @@ class PrefixMemo:
             self._bodies.add(remembered)
 
 
-def _locate(body: bytes, end: int, pieces: Sequence[Text], size: int) -> list[slice | bytes] | None:
+def _locate(body: bytes, end: int, pieces: Sequence[Piece], size: int) -> list[slice | bytes] | None:
     """Return the last *size* bytes of *pieces* as slices of *body* before *end*, and marks; None if one is missing."""
     found: list[slice | bytes] = []
     for piece in reversed(pieces):

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 from smetric.errors import UNREADABLE
 
 #: A piece of rendered text: UTF-8, escaped as in JSON.
-Text = bytes | memoryview
+Piece = bytes | memoryview
 
 #: Rendered bytes per block. A block's hash covers everything before it.
 BLOCK_BYTES = 1024
@@ -74,7 +74,7 @@ def image(data: bytes | memoryview) -> tuple[bytes, ...]:
     return (xxhash.xxh3_64_digest(data) * (IMAGE_BYTES // IMAGE_PIECES // 8),) * IMAGE_PIECES
 
 
-def hash_of(text: Text | Raw) -> int:
+def hash_of(text: Piece | Raw) -> int:
     """Return the salted 64-bit hash of *text*."""
     return xxhash.xxh3_64_intdigest(text, _SALT)
 
@@ -177,7 +177,7 @@ class Parts(Struct, frozen=True):
 
 
 def parts_of(
-    pieces: Sequence[Text], outline: Outline, *, salt: int = 0, template: int = 0, before: Parts | None = None
+    pieces: Sequence[Piece], outline: Outline, *, salt: int = 0, template: int = 0, before: Parts | None = None
 ) -> Parts:
     """Hash the parts of a conversation rendered as *pieces*, which continues the parts *before*, in one pass."""
     hashes: list[int] = []
@@ -231,7 +231,7 @@ def parts_of(
     return Parts(*table, messages_from, outline.field, at[-1] + shift, salt, template)
 
 
-def _tools(text: Text) -> Sequence[Text | Raw]:
+def _tools(text: Piece) -> Sequence[Piece | Raw]:
     """Return the tools in *text*; tools other than a list of objects count as one.
 
     The number of objects was bounded when the body was screened. There may be millions of numbers instead.
@@ -355,7 +355,7 @@ class Prompt:
 
     def __init__(
         self,
-        pieces: Sequence[Text],
+        pieces: Sequence[Piece],
         bytes_per_token: float,
         *,
         size: int | None = None,
@@ -367,7 +367,7 @@ class Prompt:
         known: KnownPrefix | None = None,
         remember: Callable[[array[int], Parts], None] | None = None,
     ) -> None:
-        self._pieces: Sequence[Text] | None = pieces
+        self._pieces: Sequence[Piece] | None = pieces
         self._outline = outline
         self._known = known
         self._known_blocks = known.size // BLOCK_BYTES if known is not None else 0
@@ -431,7 +431,7 @@ class Prompt:
             self._hashes = self._hash(self._pieces)
         return self._hashes
 
-    def _hash(self, pieces: Sequence[Text]) -> Hashes:
+    def _hash(self, pieces: Sequence[Piece]) -> Hashes:
         hash_block = xxhash.xxh3_64_intdigest
         known = self._known.blocks[: self._known_blocks] if self._known is not None else _NO_BLOCKS
         size = self.size - len(known) * BLOCK_BYTES
@@ -512,9 +512,9 @@ class Prompt:
 _CUTS = [slice(at, at + BLOCK_BYTES) for at in range(0, CHUNK_BYTES, BLOCK_BYTES)]
 
 
-def _chunks(pieces: Sequence[Text]) -> Iterator[Text]:
+def _chunks(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """Yield the text of *pieces* in chunks, with small pieces joined. A copy of it all would need fresh memory."""
-    small: list[Text] = []
+    small: list[Piece] = []
     size = 0
     for piece in pieces:
         length = len(piece)
@@ -533,9 +533,9 @@ def _chunks(pieces: Sequence[Text]) -> Iterator[Text]:
         yield b"".join(small)
 
 
-def _between(pieces: Sequence[Text], start: int, end: int) -> bytes:
+def _between(pieces: Sequence[Piece], start: int, end: int) -> bytes:
     """Return the text of *pieces* from *start* to *end*."""
-    found: list[Text] = []
+    found: list[Piece] = []
     at = 0
     for piece in pieces:
         after = at + len(piece)
