@@ -228,7 +228,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("file", TIMES)
-def test_gateway_examples_wait_longer_than_the_router_and_close_idle_connections_sooner(file: str) -> None:
+def test_gateway_examples_have_timeouts_that_fit_the_router(file: str) -> None:
     text = (DOCS.parent / "examples" / "gateways" / file).read_text()
     idle, wait = TIMES[file]
     kept = re.findall(idle, text)

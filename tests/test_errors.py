@@ -19,12 +19,12 @@ DEEP = b'{"x":%b}' % (b"[" * 100_000 + b"]" * 100_000)
 
 
 @pytest.mark.parametrize("service", [Controller(), Coordinator(256, 1)])
-def test_an_answer_that_nests_too_deeply_is_none(service: LookupService) -> None:
+def test_deeply_nested_answer_is_none(service: LookupService) -> None:
     with pytest.raises(UnreadableError):
         service.read(DEEP, LmcacheQuestion(array("I", range(256)), "m", ""))
 
 
-def test_files_that_nest_too_deeply_are_named_with_the_line(tmp_path: Path) -> None:
+def test_deeply_nested_file_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(DEEP + b"\n")
     with pytest.raises(ConfigError, match=r"trace\.jsonl:1: no line of a trace"):
@@ -33,11 +33,11 @@ def test_files_that_nest_too_deeply_are_named_with_the_line(tmp_path: Path) -> N
         list(Reading([path]))
 
 
-def test_usage_beside_what_nests_too_deeply_is_found_by_its_name() -> None:
+def test_usage_beside_deep_nesting_is_found() -> None:
     observer = AnswerObserver(Api.CHAT, is_stream=False)
     observer.passed(b'{"x":%b,"usage":{"prompt_tokens":7,"completion_tokens":2}}' % (b"[" * 1500 + b"]" * 1500))
     assert observer.usage() == Usage(7, 2, None)
 
 
-def test_a_body_that_nests_too_deeply_has_no_root() -> None:
+def test_deeply_nested_body_has_no_root() -> None:
     assert root_of(InferenceRequest(api=Api.CHAT, body=DEEP)) is None

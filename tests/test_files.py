@@ -35,16 +35,14 @@ def device(_: Path) -> Path:
 
 @pytest.mark.parametrize("read", [read_regular, read_once])
 @pytest.mark.parametrize(("size", "most"), [(0, 10), (10, 10), (100_000, 100_001), (100_000, 7)])
-def test_a_file_is_read_as_far_as_asked(
-    tmp_path: Path, read: Callable[[Path, int], bytes], size: int, most: int
-) -> None:
+def test_read_stops_at_the_limit(tmp_path: Path, read: Callable[[Path, int], bytes], size: int, most: int) -> None:
     path, content = tmp_path / "file", os.urandom(size)
     path.write_bytes(content)
     assert read(path, most) == content[:most]
 
 
 @pytest.mark.parametrize("make", [fifo, folder, device])
-def test_what_is_read_again_must_be_a_regular_file(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+def test_followed_file_must_be_regular(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path)
     for refuse in (lambda: read_regular(path, 10), lambda: require_regular(path)):
         with pytest.raises(OSError, match="not a regular file") as told:
@@ -52,7 +50,7 @@ def test_what_is_read_again_must_be_a_regular_file(tmp_path: Path, make: Callabl
         assert (told.value.strerror, told.value.filename) == ("not a regular file", str(path))
 
 
-def test_a_link_to_a_regular_file_is_one(tmp_path: Path) -> None:
+def test_followed_file_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     require_regular(tmp_path / "link")
@@ -60,12 +58,12 @@ def test_a_link_to_a_regular_file_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_regular, read_once, lambda path, _: require_regular(path)])
-def test_what_is_not_there_is_told(tmp_path: Path, read: Callable[[Path, int], object]) -> None:
+def test_read_raises_for_a_missing_file(tmp_path: Path, read: Callable[[Path, int], object]) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "none", 10)
 
 
-def test_what_is_read_once_may_be_a_pipe_whose_writer_comes_late_and_writes_slowly(tmp_path: Path) -> None:
+def test_read_once_accepts_a_slow_pipe(tmp_path: Path) -> None:
     path = fifo(tmp_path)
 
     def write() -> None:
@@ -80,15 +78,13 @@ def test_what_is_read_once_may_be_a_pipe_whose_writer_comes_late_and_writes_slow
     writer.join()
 
 
-def test_a_device_that_never_ends_is_read_no_further_than_asked() -> None:
+def test_read_of_an_endless_device_is_bounded() -> None:
     assert read_once(Path("/dev/zero"), 100_000) == bytes(100_000)
     assert read_once(Path("/dev/null"), 10) == b""
 
 
 @pytest.mark.parametrize("kind", ["nobody writes", "somebody has stopped writing", "a terminal"])
-def test_what_says_nothing_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_read_of_a_silent_pipe_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(files, "PATIENCE_S", 0.05)
     path, held = fifo(tmp_path), []
     if kind == "somebody has stopped writing":
@@ -104,7 +100,7 @@ def test_what_says_nothing_is_not_waited_for_without_end(
         os.close(fd)
 
 
-def test_a_copy_that_keeps_size_and_time_and_a_change_of_who_may_read_are_other_states(tmp_path: Path) -> None:
+def test_state_differs_for_a_copy_and_for_other_permissions(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one")
     before, times = state_of(path), path.stat()
@@ -137,7 +133,7 @@ class Looked:
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), WatchfilesRustInternalError("No space left on device")]
 )
-async def test_where_the_system_tells_of_no_change_files_are_compared_and_one_that_fails_ends_no_watch(
+async def test_watch_compares_files_without_notifications(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def full(*folders: Path, **_: object) -> AsyncIterator[None]:

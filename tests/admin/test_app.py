@@ -45,7 +45,7 @@ def error_of(answer: Response) -> str:
     return str(orjson.loads(answer.body)["error"])
 
 
-async def test_a_parameter_that_a_path_does_not_know_is_refused_and_those_it_knows_are_named() -> None:
+async def test_unknown_parameter_is_refused_with_the_known_ones() -> None:
     async with running(FakeEngine(), check_after=False) as router:
         id = (await router.chat()).value("x-smetric-decision-id")
         for path, known in PATHS.items():
@@ -55,21 +55,21 @@ async def test_a_parameter_that_a_path_does_not_know_is_refused_and_those_it_kno
         assert not router.application.fleet.instances[0].draining
 
 
-async def test_a_parameter_is_given_once() -> None:
+async def test_repeated_parameter_is_refused() -> None:
     async with running(FakeEngine(), check_after=False) as router:
         answer = await router.admin("/admin/decisions?limit=1&limit=2")
         assert (answer.status, error_of(answer)) == (400, "limit: given twice; give it once")
 
 
 @pytest.mark.parametrize("limit", ["-1", "1.5", "ten", "", "²", "9" * 5000])
-async def test_a_limit_that_is_no_whole_number_is_refused(limit: str) -> None:
+async def test_limit_must_be_a_whole_number(limit: str) -> None:
     async with running(FakeEngine(), check_after=False) as router:
         answer = await router.admin(f"/admin/decisions?limit={quote(limit)}")
         assert answer.status == 400
         assert "a whole number is needed" in error_of(answer)
 
 
-async def test_what_is_known_is_answered() -> None:
+async def test_known_paths_are_answered() -> None:
     async with running(FakeEngine(), warm=False, check_after=False) as router:
         ids = [(await router.chat()).value("x-smetric-decision-id") for _ in range(3)]
 
@@ -88,19 +88,19 @@ async def test_what_is_known_is_answered() -> None:
         assert (answer.status, error_of(answer)) == (400, "history='yes': 0 or 1")
 
 
-async def test_health_and_metrics_take_whatever_those_who_probe_add() -> None:
+async def test_health_and_metrics_accept_any_parameter() -> None:
     async with running(FakeEngine(), check_after=False) as router:
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await router.admin(f"{path}?verbose")).status == 200
 
 
-async def test_a_method_that_is_not_allowed_is_told_those_that_are() -> None:
+async def test_wrong_method_is_405_with_the_allowed_ones() -> None:
     async with running(FakeEngine(), check_after=False) as router:
         answer = await admin(router, "GET /admin/policies/default/try")
         assert (answer.status, answer.value("allow")) == (405, "POST")
 
 
-async def test_what_is_not_served_leads_to_what_is() -> None:
+async def test_unknown_path_lists_the_known_ones() -> None:
     async with running(FakeEngine(), check_after=False) as router:
         for path, target in {"/": "admin/ui", "/admin": "admin/ui", "/admin/ui/": "../ui"}.items():
             answer = await router.admin(path)
@@ -120,7 +120,7 @@ READING = [path.removeprefix("POST ") for path in PATHS if path.endswith(("/roll
 
 
 @pytest.mark.parametrize("path", READING)
-async def test_a_body_is_bounded_though_its_length_is_not_announced(path: str) -> None:
+async def test_chunked_body_is_bounded(path: str) -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.admin_url) as client:
         await client.send(request("POST", path, headers=[("Transfer-Encoding", "chunked")]))
         await client.send(chunk(b" " * MAX_BATCH_BYTES) + chunk(b" "))
@@ -128,7 +128,7 @@ async def test_a_body_is_bounded_though_its_length_is_not_announced(path: str) -
         assert (answer.status, error_of(answer)) == (413, f"a body has at most {MAX_BATCH_BYTES} bytes here")
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_fault_of_the_router() -> None:
+async def test_disconnect_during_a_request_is_no_router_error() -> None:
     async with running(FakeEngine()) as router:
         for path in READING:
             async with await RawClient.connect(router.admin_url) as client:

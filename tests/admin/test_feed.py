@@ -33,7 +33,7 @@ from tests.fakes import exchange_of, until
 from tests.telemetry import samples
 
 
-def test_nothing_asked_for_is_everything() -> None:
+def test_empty_filter_fits_everything() -> None:
     assert DecisionFilter.from_query({}).fits(samples.record())
     assert DecisionFilter.from_query({"text": "", "outcome": "", "migrated": "0"}).fits(samples.record(names.ERROR))
 
@@ -57,29 +57,29 @@ def test_nothing_asked_for_is_everything() -> None:
         ({"margin": "1"}, True),
     ],
 )
-def test_each_filter_chooses(query: dict[str, str], fits: bool) -> None:
+def test_filter_fits_by_each_criterion(query: dict[str, str], fits: bool) -> None:
     assert DecisionFilter.from_query(query).fits(samples.record(hits=(0, 880, 0), loads=(2, 3, 1))) is fits
 
 
-def test_the_text_finds_ids_models_and_the_guard_that_failed() -> None:
+def test_filter_text_finds_ids_models_and_failed_guards() -> None:
     record = samples.record(hits=(0, 880, 0), loads=(0, 30, 1), model="Qwen3")
     record.trace_id = "0af7651916cd43dd8448eb211c80319c"
     for text in (record.id[4:12], "0af7", "qwen", "not_overloaded"):
         assert DecisionFilter.from_query({"text": text}).fits(record), text
 
 
-def test_odd_is_what_is_neither_routed_nor_pinned() -> None:
+def test_filter_odd_excludes_routed_and_pinned() -> None:
     odd = DecisionFilter.from_query({"outcome": "odd"})
     assert [odd.fits(samples.record(outcome)) for outcome in names.OUTCOMES] == [False, False, True, True, True, True]
 
 
-def test_migrated_is_what_telemetry_says_has_migrated() -> None:
+def test_filter_migrated_fits_recorded_migrations() -> None:
     record = samples.record()
     record.migration = Migration("gpu-0", "not_overloaded", 100)
     assert DecisionFilter.from_query({"migrated": "1"}).fits(record)
 
 
-def test_the_margin_is_a_share_of_the_larger_score() -> None:
+def test_margin_is_a_share_of_the_larger_score() -> None:
     assert margin_of(samples.record(hits=(0, 880, 440))) == 0.5
     assert margin_of(samples.record(hits=(0, 0, 0))) == 0.0
     assert margin_of(samples.record(hits=(880,), loads=(1,))) is None
@@ -102,16 +102,14 @@ async def messages_of(viewer: Viewer) -> list[tuple[str, Any]]:
 
 
 @given(st.lists(st.sampled_from(ORDINARY[:20] + REJECTED[:5]), unique_by=id, max_size=25), st.integers(0, 30))
-def test_a_sample_is_at_most_as_large_as_asked_in_order_and_without_doubles(
-    records: Sequence[DecisionRecord], most: int
-) -> None:
+def test_sample_is_bounded_ordered_and_unique(records: Sequence[DecisionRecord], most: int) -> None:
     taken = sample(records, most)
     assert len(taken) == min(most, len(records))
     places = [records.index(record) for record in taken]
     assert places == sorted(set(places))
 
 
-def test_what_is_out_of_the_ordinary_is_taken_first_then_what_migrated_then_some_of_all() -> None:
+def test_sample_prefers_odd_then_migrated_decisions() -> None:
     moved = samples.record()
     moved.migration = Migration("gpu-0", "not_overloaded", 100)
     records = [*ORDINARY[:100], *REJECTED[:2], *ORDINARY[100:], moved]
@@ -121,7 +119,7 @@ def test_what_is_out_of_the_ordinary_is_taken_first_then_what_migrated_then_some
     assert sample([*ORDINARY, *REJECTED], 5) == [REJECTED[at] for at in (0, 8, 16, 24, 32)]
 
 
-async def test_a_viewer_is_told_how_many_fitted_and_shown_some() -> None:
+async def test_viewer_gets_a_sample_and_the_number_matched() -> None:
     viewer = Viewer(DecisionFilter.from_query({"outcome": "odd"}))
     viewer.show([*ORDINARY, *REJECTED], (), 5, row)
     ((event, data),) = await messages_of(viewer)
@@ -129,13 +127,13 @@ async def test_a_viewer_is_told_how_many_fitted_and_shown_some() -> None:
     assert {one["outcome"] for one in data["rows"]} == {"rejected"}
 
 
-async def test_nothing_is_sent_where_nothing_fits() -> None:
+async def test_viewer_gets_nothing_if_nothing_matches() -> None:
     viewer = Viewer(DecisionFilter.from_query({"rule": "nothing"}))
     viewer.show(ORDINARY, ORDINARY, 5, row)
     assert await messages_of(viewer) == []
 
 
-async def test_only_ends_of_what_was_shown_are_told_and_once() -> None:
+async def test_viewer_gets_each_end_once_for_rows_shown() -> None:
     record, other = samples.record(), samples.record()
     viewer = Viewer(DecisionFilter())
     viewer.show([record], (), 5, row)
@@ -147,7 +145,7 @@ async def test_only_ends_of_what_was_shown_are_told_and_once() -> None:
     assert [(end["id"], end["status"], end["ttft_s"]) for end in ended[1]] == [(record.id, 200, 0.2)]
 
 
-async def test_a_decision_that_another_one_follows_has_its_end_with_it() -> None:
+async def test_row_of_a_retried_decision_has_its_end() -> None:
     shown, late = samples.record(), samples.record()
     viewer = Viewer(DecisionFilter())
     viewer.show([shown], (), 5, row)
@@ -158,7 +156,7 @@ async def test_a_decision_that_another_one_follows_has_its_end_with_it() -> None
     assert (rows["rows"][0]["followed_by"], ends[0]["followed_by"], ends[0]["status"]) == ("next", "next", None)
 
 
-async def test_who_does_not_read_is_sent_away_and_told_why() -> None:
+async def test_viewer_that_does_not_read_is_disconnected_with_reason() -> None:
     viewer = Viewer(DecisionFilter())
     for i in range(MOST_WAITING + 5):
         viewer.send("state", {"i": i})
@@ -166,7 +164,7 @@ async def test_who_does_not_read_is_sent_away_and_told_why() -> None:
     assert messages == [b'event: over\ndata: {"why":"slow"}\n\n']
 
 
-async def test_a_viewer_waits_for_what_comes() -> None:
+async def test_viewer_waits_for_the_next_message() -> None:
     viewer = Viewer(DecisionFilter())
 
     async def first() -> bytes:
@@ -211,7 +209,7 @@ async def told(viewer: Viewer) -> list[tuple[str, Any]]:
     return found[:-1]
 
 
-async def test_who_comes_is_shown_what_was_and_nothing_twice() -> None:
+async def test_new_viewer_gets_recent_decisions_once() -> None:
     desk = Desk()
     records = desk.decide(BEFORE + 5)
     viewer = desk.feed.join(DecisionFilter(), history=False)
@@ -222,7 +220,7 @@ async def test_who_comes_is_shown_what_was_and_nothing_twice() -> None:
     assert [row["id"] for row in before[1]["rows"]] == [record.id for record in records[5:]]
 
 
-async def test_no_viewer_is_shown_more_than_so_many_decisions_a_second_and_the_state_once() -> None:
+async def test_feed_bounds_rows_and_states_per_second() -> None:
     desk = Desk()
     viewer = desk.feed.join(DecisionFilter(), history=False)
     for _ in range(2 * LOOKS):
@@ -235,7 +233,7 @@ async def test_no_viewer_is_shown_more_than_so_many_decisions_a_second_and_the_s
     assert [name for name, _ in messages].count("state") == 1 + 2
 
 
-async def test_a_slow_viewer_makes_room_at_once_and_the_others_go_on() -> None:
+async def test_slow_viewer_frees_its_slot_and_others_go_on() -> None:
     desk = Desk()
     slow, quick = desk.feed.join(DecisionFilter(), history=False), desk.feed.join(DecisionFilter(), history=False)
     reading = quick.messages()
@@ -252,7 +250,7 @@ async def test_a_slow_viewer_makes_room_at_once_and_the_others_go_on() -> None:
         desk.feed.join(DecisionFilter(), history=False)
 
 
-async def test_history_is_sent_to_who_wants_it() -> None:
+async def test_history_is_sent_on_request() -> None:
     desk = Desk()
     for _ in range(3 * LOOKS):
         desk.look()
@@ -263,7 +261,7 @@ async def test_history_is_sent_to_who_wants_it() -> None:
     assert state[0] == "state"
 
 
-async def test_it_looks_by_itself_and_ends_with_its_viewers() -> None:
+async def test_feed_polls_and_ends_its_viewers() -> None:
     desk = Desk()
     await desk.feed.start()
     viewer = desk.feed.join(DecisionFilter(), history=False)
@@ -277,7 +275,7 @@ async def test_it_looks_by_itself_and_ends_with_its_viewers() -> None:
 
 
 @pytest.mark.parametrize("rounds", range(5))
-async def test_it_ends_however_close_behind_the_first_viewer(rounds: int) -> None:
+async def test_feed_ends_shortly_after_its_first_viewer(rounds: int) -> None:
     desk = Desk()
     await desk.feed.start()
     await asyncio.sleep(0.01)  # nobody watches
@@ -289,7 +287,7 @@ async def test_it_ends_however_close_behind_the_first_viewer(rounds: int) -> Non
         assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
 
 
-async def test_who_comes_when_it_has_ended_is_told_so_at_once() -> None:
+async def test_viewer_of_an_ended_feed_is_told_at_once() -> None:
     desk = Desk()
     await desk.feed.start()
     await desk.feed.stop()
@@ -298,7 +296,7 @@ async def test_who_comes_when_it_has_ended_is_told_so_at_once() -> None:
 
 
 @pytest.mark.slow
-async def test_a_look_that_fails_is_logged_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_continues_after_a_failed_look(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     looks = 0
 

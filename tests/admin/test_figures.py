@@ -26,7 +26,7 @@ class Board:
         self.figures.close_second()
 
 
-def test_before_the_first_second_the_instances_are_shown() -> None:
+def test_figures_show_instances_before_the_first_second() -> None:
     state = Board().figures.state()
     assert [row["id"] for row in state["instances"]] == ["gpu-0", "gpu-1"]
     assert state["instances"][0] == {
@@ -43,7 +43,7 @@ def test_before_the_first_second_the_instances_are_shown() -> None:
     assert (state["up"], state["rate"], state["ttft_p50_s"], state["predicted"]) == (2, 0.0, None, None)
 
 
-def test_what_was_never_scraped_is_unknown_not_zero() -> None:
+def test_unscraped_load_is_unknown() -> None:
     board = Board(1)
     board.instances[0].scrape = None
     (row,) = board.figures.state()["instances"]
@@ -51,7 +51,7 @@ def test_what_was_never_scraped_is_unknown_not_zero() -> None:
     assert board.figures.state()["age_s"] is None
 
 
-def test_rates_are_of_the_last_seconds() -> None:
+def test_rates_cover_the_last_seconds() -> None:
     board = Board()
     for _ in range(WINDOW_S + 3):
         board.figures.add([samples.record(instances=board.instances, hits=(0, 9), loads=(1, 1)) for _ in range(4)], [])
@@ -71,7 +71,7 @@ def test_outcomes_are_shares() -> None:
     assert board.figures.state()["outcomes"] == {"rejected": 0.25, "routed": 0.75}
 
 
-def test_predicted_and_actual_hits_are_of_the_same_requests() -> None:
+def test_predicted_and_actual_hits_cover_the_same_requests() -> None:
     board = Board()
     counted, uncounted = samples.record(hits=(0, 880, 0)), samples.record(hits=(0, 880, 0))
     blind = samples.record(names.PINNED)
@@ -84,7 +84,7 @@ def test_predicted_and_actual_hits_are_of_the_same_requests() -> None:
     assert (state["predicted"], state["actual"]) == (0.88, 0.8)
 
 
-def test_a_predicted_hit_is_never_more_than_its_prompt_however_that_was_estimated() -> None:
+def test_predicted_hit_is_bounded_by_an_estimated_prompt() -> None:
     board = Board()
     record = samples.record(hits=(0, 1000, 0))  # the whole of what was taken for 1,000 tokens
     record.usage = Usage(800, 10, 784)
@@ -94,7 +94,7 @@ def test_a_predicted_hit_is_never_more_than_its_prompt_however_that_was_estimate
     assert (state["predicted"], state["actual"]) == (1.0, 0.98)
 
 
-def test_times_to_first_token_are_percentiles_of_what_was_answered() -> None:
+def test_ttft_percentiles_cover_answered_requests() -> None:
     board = Board()
     ended = []
     for i in range(100):
@@ -107,7 +107,7 @@ def test_times_to_first_token_are_percentiles_of_what_was_answered() -> None:
     assert (board.figures.state()["ttft_p50_s"], board.figures.state()["ttft_p99_s"]) == (0.51, 1.0)
 
 
-def test_the_hit_rate_is_what_the_engine_counted_over_the_last_minute_and_begins_anew_with_its_process() -> None:
+def test_engine_hit_rate_covers_a_minute_of_one_process() -> None:
     board = Board(1)
     (instance,) = board.instances
 
@@ -123,7 +123,7 @@ def test_the_hit_rate_is_what_the_engine_counted_over_the_last_minute_and_begins
     assert hit_rate(PrefixTokens(90, 0, 20)) == 0.9
 
 
-def test_history_has_a_place_for_each_second_and_instance() -> None:
+def test_history_has_a_cell_for_each_second_and_instance() -> None:
     board = Board()
     board.second()
     late = Instance("gpu-9", "http://10.0.0.9:8000")
@@ -150,7 +150,7 @@ def test_history_is_bounded_in_seconds_and_in_cells(count: int, kept: int) -> No
     assert len(board.figures.history()["times_ms"]) == kept
 
 
-def test_imbalance_compares_those_that_serve_the_same() -> None:
+def test_imbalance_compares_instances_of_the_same_models() -> None:
     small, large = samples.fleet(2), samples.fleet(2, id="large-{}")
     for instance in large:
         instance.models = frozenset({"large"})
@@ -163,7 +163,7 @@ def test_imbalance_compares_those_that_serve_the_same() -> None:
     assert imbalance(Board(0).instances) is None
 
 
-def test_a_percentile_is_one_of_the_values() -> None:
+def test_percentile_is_one_of_the_values() -> None:
     assert percentile([], 0.5) is None
     assert percentile([3.0], 0.99) == 3.0
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0

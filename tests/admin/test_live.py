@@ -24,7 +24,7 @@ from tests.records.drive import Fleet, policy
 from tests.telemetry import samples
 
 
-def test_the_table_tells_value_age_and_source_of_each_cell_and_what_was_unknown() -> None:
+def test_table_has_value_age_and_source_of_each_cell() -> None:
     record = samples.record(hits=(0, 880, 0), loads=(2, 3, 1), known=[False, True, True])
     table = account(record)["table"]
     assert [column["name"] for column in table["columns"]] == ["requests", "hit_len"] or [
@@ -38,7 +38,7 @@ def test_the_table_tells_value_age_and_source_of_each_cell_and_what_was_unknown(
     assert rows["gpu-0"]["cells"][hit] == {"value": "0", "unknown": True}
 
 
-def test_the_rules_tell_both_sides_of_each_comparison_and_the_lines_they_stand_on() -> None:
+def test_rules_have_both_sides_of_comparisons_and_their_lines() -> None:
     record = samples.record(hits=(0, 880, 0), loads=(0, 30, 1))
     told = account(record)
     full, stick, balance = told["rules"]
@@ -52,13 +52,13 @@ def test_the_rules_tell_both_sides_of_each_comparison_and_the_lines_they_stand_o
     assert told["text"].splitlines()[first - 1 : last] == ["route rr_argmin(requests) as balance"]
 
 
-def test_a_rule_that_was_not_reached_says_so() -> None:
+def test_rules_mark_those_not_reached() -> None:
     told = account(samples.record(names.REJECTED))
     assert [rule["result"] for rule in told["rules"]] == ["fired", "not reached", "not reached"]
     assert [rule["fired"] for rule in told["rules"]] == [True, False, False]
 
 
-def test_the_instance_a_request_was_taken_away_from_is_marked_and_shown_however_many_there_are() -> None:
+def test_table_always_shows_the_instance_a_migration_left() -> None:
     count = MOST_ROWS + 40
     hits = [0.0] * (count - 1) + [880.0]
     record = samples.record(hits=hits, loads=[1.0] * (count - 1) + [2000.0])
@@ -69,7 +69,7 @@ def test_the_instance_a_request_was_taken_away_from_is_marked_and_shown_however_
     assert [row["id"] for row in table["rows"] if row.get("left")] == [table["rows"][1]["id"]] == [f"gpu-{count - 1}"]
 
 
-def test_where_no_policy_ran_there_is_a_sentence_and_no_table() -> None:
+def test_decision_without_a_policy_has_a_sentence_only() -> None:
     told = account(samples.record(names.PINNED))
     assert "table" not in told
     assert told["sentence"].startswith("pinned: ")
@@ -82,7 +82,7 @@ HOLD = "policy patient\nhold for 5s when req.turn == 0\nroute rr_argmin(requests
 
 
 @pytest.mark.parametrize(("other", "agrees"), [(REJECT.format(503), True), (REJECT.format(429), False), (HOLD, False)])
-async def test_nobody_chosen_for_another_reason_is_not_the_same(other: str, agrees: bool) -> None:
+async def test_what_if_compares_reasons_of_refusals(other: str, agrees: bool) -> None:
     fleet = Fleet(random.Random(3), 4)
     record = fleet.decide(policy(REJECT.format(503)), fleet.request(turn=0))
     assert record.instance is None
@@ -131,7 +131,7 @@ async def of_kind(events: AsyncIterator[tuple[str, Any]], kind: str) -> Any:
     raise AssertionError(f"the stream ended without {kind}")
 
 
-async def test_the_page_and_its_files_come_with_a_policy_that_lets_nothing_else_in() -> None:
+async def test_page_has_a_strict_content_security_policy() -> None:
     async with fresh(FakeEngine()) as router:
         for path in ("/admin/ui", *(f"/admin/ui/{name}" for name in FILES)):
             answer = await router.admin(path)
@@ -146,7 +146,7 @@ async def test_the_page_and_its_files_come_with_a_policy_that_lets_nothing_else_
         assert (await router.admin("/admin/ui/..%2Fapp.py")).status == 404
 
 
-async def test_a_page_that_is_known_is_not_sent_again() -> None:
+async def test_page_is_304_if_unchanged() -> None:
     async with fresh(FakeEngine()) as router:
         tag = (await router.admin("/admin/ui/main.js")).value("etag")
         async with (
@@ -156,7 +156,7 @@ async def test_a_page_that_is_known_is_not_sent_again() -> None:
             assert (answer.status, await answer.read()) == (304, b"")
 
 
-async def test_the_stream_begins_with_the_past_and_goes_on_with_what_happens() -> None:
+async def test_stream_begins_with_the_past_and_continues() -> None:
     async with fresh(FakeEngine()) as router:
         first = (await router.chat()).value("x-smetric-decision-id")
         async with stream(router) as events:
@@ -173,7 +173,7 @@ async def test_the_stream_begins_with_the_past_and_goes_on_with_what_happens() -
             assert row["sentence"].startswith("balance: e0")
 
 
-async def test_the_head_of_the_stream_is_all_that_is_asked_for_by_head() -> None:
+async def test_stream_answers_head_without_a_body() -> None:
     async with fresh(FakeEngine()) as router, await RawClient.connect(router.admin_url) as client:
         await client.send(request("HEAD", "/admin/decisions/stream") + request("GET", "/healthz"))
         head = await client.response("HEAD")
@@ -181,7 +181,7 @@ async def test_the_head_of_the_stream_is_all_that_is_asked_for_by_head() -> None
         assert (await client.response()).body == b"ok\n"
 
 
-async def test_of_all_policies_those_that_act_stand_in_the_state_and_all_can_be_asked() -> None:
+async def test_state_lists_acting_policies_and_all_for_what_if() -> None:
     async with fresh(FakeEngine(), shadow=(ShadowSettings(policy="bailian"),)) as router:
         state = orjson.loads((await router.admin("/admin/state")).body)
         assert [(one["route"], one["name"], one["generation"]) for one in state["policies"]] == [
@@ -192,7 +192,7 @@ async def test_of_all_policies_those_that_act_stand_in_the_state_and_all_can_be_
         ]
 
 
-async def test_how_a_request_ended_follows_its_decision() -> None:
+async def test_stream_sends_the_end_of_each_decision() -> None:
     async with fresh(FakeEngine()) as router:
         gate = asyncio.Event()
         answer_well = router.engines[0].script
@@ -214,7 +214,7 @@ async def test_how_a_request_ended_follows_its_decision() -> None:
             await asked
 
 
-async def test_a_filter_chooses_before_the_router_samples() -> None:
+async def test_filter_applies_before_sampling() -> None:
     async with fresh(FakeEngine(), FakeEngine()) as router:
         ids = {(answer := await router.chat()).value("x-smetric-instance"): answer for _ in range(2)}
         assert set(ids) == {"e0", "e1"}
@@ -232,20 +232,20 @@ async def test_a_filter_chooses_before_the_router_samples() -> None:
         (f"text={'x' * 201}", "text: longer than 200 characters"),
     ],
 )
-async def test_a_filter_that_makes_no_sense_is_refused(query: str, problem: str) -> None:
+async def test_invalid_filter_is_refused(query: str, problem: str) -> None:
     async with fresh(FakeEngine()) as router:
         answer = await router.admin(f"/admin/decisions/stream?{query}")
         assert (answer.status, orjson.loads(answer.body)) == (400, {"error": problem})
 
 
-async def test_a_viewer_that_goes_leaves_nothing_behind() -> None:
+async def test_disconnected_viewer_leaves_nothing_behind() -> None:
     async with running(FakeEngine()) as router, stream(router) as events:
         await of_kind(events, "state")
         assert (await router.chat()).status == 200
         await of_kind(events, "decisions")
 
 
-async def test_there_may_only_be_so_many_viewers_and_who_leaves_makes_room() -> None:
+async def test_viewers_are_bounded_and_free_their_slots() -> None:
     async with fresh(FakeEngine()) as router:
         feed = router.application.live.feed
         async with stream(router, "?history=0") as events:
@@ -259,7 +259,7 @@ async def test_there_may_only_be_so_many_viewers_and_who_leaves_makes_room() -> 
             assert await of_kind(events, "state")
 
 
-async def test_with_a_token_the_page_is_open_and_what_it_shows_is_not() -> None:
+async def test_token_guards_the_data_but_not_the_page() -> None:
     async with fresh(FakeEngine(), admin=Admin(port=0, token=TOKEN)) as router:
         id = (await router.chat()).value("x-smetric-decision-id")
         assert (await router.admin("/admin/ui")).status == 200
@@ -270,7 +270,7 @@ async def test_with_a_token_the_page_is_open_and_what_it_shows_is_not() -> None:
             assert await of_kind(events, "state")
 
 
-async def test_a_decision_is_told_in_full() -> None:
+async def test_decision_detail_is_complete() -> None:
     async with fresh(FakeEngine(), FakeEngine()) as router:
         id = (await router.chat()).value("x-smetric-decision-id")
         account = orjson.loads((await router.admin(f"/admin/decisions/{id}/account")).body)
@@ -285,7 +285,7 @@ async def test_a_decision_is_told_in_full() -> None:
         assert (await router.admin("/admin/decisions/nothing/account")).status == 404
 
 
-async def test_another_policy_is_asked_what_it_would_have_chosen() -> None:
+async def test_what_if_gives_the_choice_of_another_policy() -> None:
     async with fresh(FakeEngine(), FakeEngine()) as router:
         answer = await router.chat()
         id, instance = answer.value("x-smetric-decision-id"), answer.value("x-smetric-instance")
@@ -304,7 +304,7 @@ async def test_another_policy_is_asked_what_it_would_have_chosen() -> None:
         assert (await would("nothing"))["error"].startswith("no such policy; there are ")
 
 
-async def test_a_bug_in_what_another_policy_is_asked_is_none_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_if_reports_a_bug_as_500_not_as_an_unknown_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(self: OtherPolicies, record: DecisionRecord, name: str) -> Any:
         raise KeyError(name)
 

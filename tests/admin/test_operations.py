@@ -37,7 +37,7 @@ async def command(router: Running, *arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--admin", router.admin_url])
 
 
-async def test_a_drained_instance_gets_nothing_new_and_ends_what_it_has() -> None:
+async def test_drained_instance_ends_its_streams_and_gets_no_request() -> None:
     go_on = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -76,7 +76,7 @@ async def test_drains_outlive_the_router(tmp_path: Path) -> None:
         assert router.lines("smetric.drains.restored")[0]["instances"] == ["e0"]
 
 
-async def test_an_instance_that_is_not_there_is_said_to_be_unknown() -> None:
+async def test_drain_of_an_unknown_instance_is_404() -> None:
     async with running(FakeEngine()) as router:
         unknown = await command(router, "drain", "gpu/7?")
         assert (unknown.exit_code, unknown.stderr) == (
@@ -85,7 +85,7 @@ async def test_an_instance_that_is_not_there_is_said_to_be_unknown() -> None:
         )
 
 
-async def test_a_browser_may_not_drain() -> None:
+async def test_drain_refuses_browsers() -> None:
     async with running(FakeEngine()) as router:
         for origin in ("http://evil.example", "null"):
             answer = await fetch(router.admin_url, "POST", "/admin/instances/e0/drain", headers=[("origin", origin)])
@@ -95,14 +95,14 @@ async def test_a_browser_may_not_drain() -> None:
         assert not router.instance_of(router.engines[0]).draining
 
 
-async def test_a_router_that_does_not_answer_ends_with_3() -> None:
+async def test_command_exits_3_if_the_router_does_not_answer() -> None:
     async with running(FakeEngine()) as router:
         gone = router.admin_url
     result = await asyncio.to_thread(CliRunner().invoke, main, ["drain", "e0", "--admin", gone])
     assert (result.exit_code, "is the router running" in result.stderr) == (3, True)
 
 
-async def test_a_command_says_whether_the_token_is_wanting_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_distinguishes_missing_and_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(FakeEngine(), admin=Admin(token="the-token-of-this-router")) as router:
         wanting = await command(router, "drain", "e0")
         assert "wants its token: set SMETRIC_ADMIN__TOKEN or" in wanting.stderr
@@ -136,7 +136,7 @@ async def admin_port() -> AsyncIterator[str]:
         await server
 
 
-async def test_a_batch_is_taken_and_an_image_given() -> None:
+async def test_placements_accept_a_batch_and_give_an_image() -> None:
     async with admin_port() as url:
         assert (await fetch(url, "POST", PATH, encode_batch("s", 0, []), AUTHORIZED)).status == 204
         answer = await fetch(url, "GET", PATH, b"", AUTHORIZED)
@@ -144,20 +144,20 @@ async def test_a_batch_is_taken_and_an_image_given() -> None:
         assert decode_image(answer.body).instances == []
 
 
-async def test_what_is_no_batch_is_400_with_the_reason() -> None:
+async def test_placements_answer_400_to_an_invalid_batch() -> None:
     async with admin_port() as url:
         answer = await fetch(url, "POST", PATH, b"nonsense", AUTHORIZED)
     assert (answer.status, answer.body) == (400, b"the batch cannot be read: it is no batch of placements")
 
 
-async def test_without_the_token_nothing_is_taken_or_given() -> None:
+async def test_placements_need_the_token() -> None:
     async with admin_port() as url:
         for headers in ([], [("Authorization", "Bearer guess")], [("Authorization", "Bearer \xff")]):
             assert (await fetch(url, "POST", PATH, encode_batch("s", 0, []), headers)).status == 403
             assert (await fetch(url, "GET", PATH, b"", headers)).status == 403
 
 
-async def test_a_batch_beyond_the_bound_is_413() -> None:
+async def test_placements_answer_413_to_a_large_batch() -> None:
     async with admin_port() as url:
         answer = await fetch(url, "POST", PATH, bytes(MAX_BATCH_BYTES + 1), AUTHORIZED)
     assert answer.status == 413

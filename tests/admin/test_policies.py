@@ -63,7 +63,7 @@ async def acting(router: Running) -> str:
 # ── generations ──────────────────────────────────────────────────────────────
 
 
-async def test_one_call_lets_the_policy_act_again_that_acted_before_and_the_file_when_it_changes(path: Path) -> None:
+async def test_rollback_restores_the_last_policy_until_the_file_changes(path: Path) -> None:
     async with running(FakeEngine(), FakeEngine(), policy=str(path)) as router:
         reload(router, path, BAD)
         assert await acting(router) == "most"
@@ -90,7 +90,7 @@ async def test_one_call_lets_the_policy_act_again_that_acted_before_and_the_file
         assert (await policies(router))["default"]["kept_because"] is None
 
 
-async def test_a_generation_that_is_not_there_is_refused_and_those_that_are_named(path: Path) -> None:
+async def test_rollback_to_an_unknown_generation_names_the_known_ones(path: Path) -> None:
     async with running(FakeEngine(), policy=str(path)) as router:
         assert await post(router, "/admin/policies/default/rollback") == (
             409,
@@ -109,7 +109,7 @@ async def test_a_generation_that_is_not_there_is_refused_and_those_that_are_name
         assert (status, answer["error"]) == (404, "no policy is called nope; name one of default")
 
 
-async def test_ten_generations_are_kept_with_their_texts(path: Path) -> None:
+async def test_generations_keep_ten_texts(path: Path) -> None:
     async with running(FakeEngine(), policy=str(path)) as router:
         for number in range(2, 15):
             reload(router, path, GOOD.replace("least", f"rule_{number}"))
@@ -123,7 +123,7 @@ async def test_ten_generations_are_kept_with_their_texts(path: Path) -> None:
         assert (status, answer["error"]) == (409, "there is no generation before 5 to go back to")
 
 
-async def test_the_command_goes_back_and_says_what_acts(path: Path) -> None:
+async def test_rollback_command_prints_the_acting_policy(path: Path) -> None:
     async with running(FakeEngine(), policy=str(path)) as router:
         reload(router, path, BAD)
         done = await command("rollback", "--admin", router.admin_url)
@@ -136,7 +136,7 @@ async def test_the_command_goes_back_and_says_what_acts(path: Path) -> None:
         assert await acting(router) == "most"
 
 
-async def test_all_policies_are_listed_with_what_they_are_for(path: Path) -> None:
+async def test_policies_are_listed_with_their_use(path: Path) -> None:
     async with running(
         FakeEngine(),
         policy=str(path),
@@ -160,7 +160,7 @@ async def test_all_policies_are_listed_with_what_they_are_for(path: Path) -> Non
 # ── trying ───────────────────────────────────────────────────────────────────
 
 
-async def test_a_candidate_is_tried_on_the_last_decisions_and_nothing_is_swapped(path: Path) -> None:
+async def test_trial_evaluates_the_last_decisions_and_swaps_nothing(path: Path) -> None:
     async with running(FakeEngine(), FakeEngine(), policy=str(path)) as router:
         for _ in range(18):
             assert (await router.chat()).status == 200
@@ -179,7 +179,7 @@ async def test_a_candidate_is_tried_on_the_last_decisions_and_nothing_is_swapped
         assert CANARY not in orjson.dumps(answer).decode()
 
 
-async def test_what_was_not_read_is_not_answerable() -> None:
+async def test_trial_leaves_unread_features_unanswered() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         text = shipped_policies()["bailian"].read_bytes()
         status, answer = await post(router, "/admin/policies/load_only/try", text)
@@ -188,13 +188,13 @@ async def test_what_was_not_read_is_not_answerable() -> None:
         assert answer["decisions"]["not_answerable"] == {"not answerable: hit_len not read": 2}
 
 
-async def test_a_shadow_makes_answerable_what_it_reads() -> None:
+async def test_trial_answers_with_features_read_by_a_shadow() -> None:
     async with running(FakeEngine(), FakeEngine(), shadow=(ShadowSettings(policy="bailian"),)) as router:
         status, answer = await post(router, "/admin/policies/load_only/try", shipped_policies()["bailian"].read_bytes())
         assert (status, answer["decisions"]["not_answerable"], answer["decisions"]["compared"]) == (200, {}, 2)
 
 
-async def test_only_decisions_of_its_own_route_and_arm_count(path: Path) -> None:
+async def test_trial_covers_its_own_route_and_arm(path: Path) -> None:
     async with running(
         FakeEngine(),
         policy=str(path),
@@ -213,7 +213,7 @@ async def test_only_decisions_of_its_own_route_and_arm_count(path: Path) -> None
         assert min(compared["default"], compared["default:canary"]) > 0
 
 
-async def test_parameters_are_those_configured_there_unless_others_are_sent(tmp_path: Path) -> None:
+async def test_trial_uses_configured_parameters_unless_sent(tmp_path: Path) -> None:
     text = """
 policy p
 param MOST = 2 requests in 1..
@@ -247,13 +247,13 @@ route rr_argmin(0)
         (b"#" * 70_000, 413, "65536 bytes"),
     ],
 )
-async def test_what_cannot_be_tried_is_said(body: bytes, status: int, said: str) -> None:
+async def test_trial_refusal_has_its_reason(body: bytes, status: int, said: str) -> None:
     async with running(FakeEngine()) as router:
         found, answer = await post(router, "/admin/policies/default/try", body)
         assert (found, said in answer["error"]) == (status, True), answer
 
 
-async def test_a_trial_does_not_delay_the_end_of_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trial_does_not_delay_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def endless(_: Policy, records: Sequence[DecisionRecord], is_given_up: Callable[[], bool]) -> dict[str, Any]:
@@ -271,7 +271,7 @@ async def test_a_trial_does_not_delay_the_end_of_the_router(monkeypatch: pytest.
     assert await asked == (503, {"error": "the router is ending"})
 
 
-async def test_a_trial_that_is_given_up_evaluates_nothing_more(path: Path) -> None:
+async def test_cancelled_trial_evaluates_nothing_more(path: Path) -> None:
     async with running(FakeEngine(), policy=str(path)) as router:
         for _ in range(3):
             await router.chat()
@@ -282,7 +282,7 @@ async def test_a_trial_that_is_given_up_evaluates_nothing_more(path: Path) -> No
         assert trial(candidate, records)["decisions"]["read"] == 3
 
 
-async def test_libraries_come_along_or_lie_beside_the_file(tmp_path: Path) -> None:
+async def test_trial_finds_libraries_in_the_request_or_beside_the_file(tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.policy"
     candidate.write_text("policy candidate\nuse common (near)\nroute argmin(near(requests)) as near\n")
     (tmp_path / "common.policy").write_text("library common\ndef near(v) = v + 1\n")
@@ -295,7 +295,7 @@ async def test_libraries_come_along_or_lie_beside_the_file(tmp_path: Path) -> No
         assert "requests by instance" in done.output
 
 
-async def test_the_command_tells_what_is_wrong_and_prints_json(path: Path, tmp_path: Path) -> None:
+async def test_trial_command_prints_errors_and_json(path: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.policy"
     bad.write_text("policy p\nroute argmin(requets)\n")
     async with running(FakeEngine(), policy=str(path)) as router:

@@ -10,11 +10,11 @@ from smetric.errors import ConfigError
 from tests.clock import Clock
 
 
-def test_nothing_set_is_no_credential() -> None:
+def test_credential_is_none_if_nothing_is_set() -> None:
     assert credential("admin.token_file", "", "") is None
 
 
-def test_a_file_is_read_again_when_it_changes_and_the_last_good_secret_kept_while_it_is_bad(tmp_path: Path) -> None:
+def test_credential_follows_its_file_and_keeps_the_last_good_secret(tmp_path: Path) -> None:
     clock, file = Clock(0.0), tmp_path / "secret"
     file.write_text("first\n")
     secret = Credential("x", "", str(file), clock=clock)
@@ -34,7 +34,7 @@ def test_a_file_is_read_again_when_it_changes_and_the_last_good_secret_kept_whil
 
 
 @pytest.mark.parametrize("text", ["", "two words", "short", "no-ascii-é-in-a-secret", "x" * 5000])
-def test_what_can_be_no_secret_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
+def test_credential_refuses_invalid_secret_without_showing_it(tmp_path: Path, text: str) -> None:
     file = tmp_path / "secret"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"admin\.token_file: expected 16 to 4096 printable") as refused:
@@ -42,12 +42,12 @@ def test_what_can_be_no_secret_is_refused_and_not_shown(tmp_path: Path, text: st
     assert not text or text not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_credential_names_its_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"admin\.token_file: cannot read .*/nowhere: No such file"):
         Credential("admin.token_file", "", str(tmp_path / "nowhere"))
 
 
-def test_a_pipe_would_block_and_is_refused(tmp_path: Path) -> None:
+def test_credential_refuses_a_pipe(tmp_path: Path) -> None:
     clock, file = Clock(0.0), tmp_path / "secret"
     file.write_text("first")
     secret = Credential("x", "", str(file), clock=clock)
@@ -59,5 +59,5 @@ def test_a_pipe_would_block_and_is_refused(tmp_path: Path) -> None:
     assert secret.text == "first"
 
 
-def test_its_representation_does_not_show_it() -> None:
+def test_credential_repr_hides_the_secret() -> None:
     assert "hunter2" not in repr(Credential("admin.token", "hunter2", ""))

@@ -315,7 +315,7 @@ def test_file_refuses_alias_bomb(load: Any) -> None:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("abp: -[]{},'\"\n#&*!|>$%@0129.~?listenportpolicy"), max_size=60))
-def test_any_text_loads_or_raises_config_error(load: Any, text: str) -> None:
+def test_load_of_any_text_succeeds_or_raises_config_error(load: Any, text: str) -> None:
     try:
         problem = "" if isinstance(load(text), Settings) else "no settings"
     except ConfigError as error:

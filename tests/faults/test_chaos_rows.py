@@ -84,10 +84,10 @@ def check(chaos: Chaos, tell: Tell) -> None:
 
 
 @pytest.mark.slow
-async def test_i5_some_seconds_of_chaos_lose_no_request(tmp_path: Path, record_property: Tell) -> None:
+async def test_i5_chaos_of_seconds_loses_no_request(tmp_path: Path, record_property: Tell) -> None:
     check(await survive(tmp_path, seed=5, seconds=6.0), record_property)
 
 
 @pytest.mark.soak
-async def test_i5_ten_minutes_of_chaos_lose_no_request(tmp_path: Path, record_property: Tell) -> None:
+async def test_i5_chaos_of_ten_minutes_loses_no_request(tmp_path: Path, record_property: Tell) -> None:
     check(await survive(tmp_path, seed=50, seconds=600.0), record_property)

@@ -23,7 +23,7 @@ FORCED = f"00-{TRACE}-00f067aa0ba902b7-01"
     "traceparent",
     ["", "junk", FORCED.upper(), "00-" + "0" * 32 + "-00f067aa0ba902b7-01", FORCED[:-1], "ff" + FORCED[2:], FORCED * 9],
 )
-async def test_h4_a_bad_traceparent_is_not_passed_on(traceparent: str) -> None:
+async def test_h4_bad_traceparent_is_dropped(traceparent: str) -> None:
     async with running(FakeEngine()) as router:
         fields = [("traceparent", traceparent), ("tracestate", ",".join(f"k{i}=v" for i in range(500)))]
         answer = await router.ask("POST", "/v1/chat/completions", chat(), *fields, ("baggage", "a=" + "b" * 20_000))
@@ -32,7 +32,7 @@ async def test_h4_a_bad_traceparent_is_not_passed_on(traceparent: str) -> None:
         assert call.values(b"traceparent") == call.values(b"tracestate") == call.values(b"baggage") == []
 
 
-async def test_h4_a_stranger_cannot_force_a_trace() -> None:
+async def test_h4_untrusted_peer_cannot_force_a_trace() -> None:
     async with running(FakeEngine(), trusted_proxies=()) as router:
         answer = await router.ask("POST", "/v1/chat/completions", chat(), ("traceparent", FORCED))
         assert answer.status == 200
@@ -40,7 +40,7 @@ async def test_h4_a_stranger_cannot_force_a_trace() -> None:
         assert not any(TRACE.encode() in value for value in call.values(b"traceparent"))
 
 
-async def test_h4_a_trusted_trace_goes_on_and_a_tracestate_of_500_members_does_not() -> None:
+async def test_h4_trusted_trace_continues_without_a_long_tracestate() -> None:
     async with running(FakeEngine()) as router:
         fields = [("traceparent", FORCED), ("tracestate", ",".join(f"k{i}=v" for i in range(500)))]
         await router.ask("POST", "/v1/chat/completions", chat(), *fields)
@@ -51,7 +51,7 @@ async def test_h4_a_trusted_trace_goes_on_and_a_tracestate_of_500_members_does_n
 
 
 @pytest.mark.parametrize("by", ["127.0.0.1", "[::1]"])
-async def test_h4_a_trusted_peer_is_one_where_ipv6_listens_for_both(by: str) -> None:
+async def test_h4_trusted_ipv4_peer_is_trusted_on_a_dual_stack_socket(by: str) -> None:
     """A connection by IPv4 then comes from `::ffff:127.0.0.1`."""
     async with running(FakeEngine(), host="::") as router:
         url = f"http://{by}:{router.url.rpartition(':')[2]}"
@@ -70,7 +70,7 @@ async def series(router: Running) -> int:
     return sum(not line.startswith(b"#") for line in page.splitlines())
 
 
-async def test_h7_hostile_names_and_paths_leave_one_json_line_each_and_no_series() -> None:
+async def test_h7_hostile_names_leave_one_json_line_and_no_series() -> None:
     engine = FakeEngine()
     engine.models = no_models
     async with running(engine) as router:
@@ -101,7 +101,7 @@ async def ask_for(router: Running, names: Sequence[str]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "count"), [(200, 10_000), (404, 1_000)], ids=["passed on", "refused"])
-async def test_h7_ten_thousand_names_of_models_make_no_series(status: int, count: int) -> None:
+async def test_h7_model_names_of_clients_make_no_series(status: int, count: int) -> None:
     """Passed on, as no engine says which models it has; or refused, as all say it."""
     engine = FakeEngine()
     if status == 200:
@@ -146,9 +146,7 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-async def test_h8_a_hostile_body_is_refused_or_passes_unchanged_while_streams_go_on(
-    name: str, record_property: Tell
-) -> None:
+async def test_h8_hostile_body_is_refused_or_unchanged_without_a_stall(name: str, record_property: Tell) -> None:
     body = DOCUMENTS[name]
     async with running(FakeEngine()) as router:
         streams = [asyncio.create_task(router.chat(stream=True)) for _ in range(50 if "0" in name else 5)]
@@ -179,7 +177,7 @@ ODD_NUMBERS = {
 
 
 @pytest.mark.parametrize("name", ODD_NUMBERS)
-async def test_h8_millions_of_numbers_where_none_belongs_hold_up_nothing(name: str) -> None:
+async def test_h8_millions_of_misplaced_numbers_do_not_stall(name: str) -> None:
     """Numbers are not counted when a body is screened, for millions of them are a prompt."""
     path, body = ODD_NUMBERS[name]
     async with running(FakeEngine()) as router:
@@ -189,7 +187,7 @@ async def test_h8_millions_of_numbers_where_none_belongs_hold_up_nothing(name: s
         assert answer.status == (400 if path == "completions" else 200)
 
 
-async def test_h8_a_million_token_ids_are_read_while_streams_go_on(record_property: Tell) -> None:
+async def test_h8_million_token_ids_do_not_stall(record_property: Tell) -> None:
     body = b'{"model":"tiny","prompt":[' + b"123456," * 1_000_000 + b"7]}"
     async with running(FakeEngine(), policy="smetric", tokenizer=TokenizerSettings(source="engine")) as router:
         counted = router.application.metrics.registry
@@ -202,7 +200,7 @@ async def test_h8_a_million_token_ids_are_read_while_streams_go_on(record_proper
         record_property("F7", f"a million token ids: {1000 * stall.seconds:.0f} ms")
 
 
-async def test_h8_a_body_in_tiny_chunks_lets_others_have_their_turn(record_property: Tell) -> None:
+async def test_h8_body_in_tiny_chunks_does_not_stall(record_property: Tell) -> None:
     text = GOOD + b"}" + b" " * 1_000_000
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
     sent = request("POST", "/v1/chat/completions", headers=[("Transfer-Encoding", "chunked")]) + chunks

@@ -16,7 +16,7 @@ from tests.fakes import FakeEngine, RawClient, live, request
 from tests.faults.harness import CANARY, chat, running
 
 
-async def test_b4_a_body_that_does_not_arrive_is_answered_408_at_the_deadline() -> None:
+async def test_b4_missing_body_is_408_at_the_deadline() -> None:
     async with running(FakeEngine(), limits=LimitSettings(body_timeout=0.3)) as router:
         async with await RawClient.connect(router.url) as client:
             loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ async def trickle(client: RawClient, data: bytes, every_s: float) -> None:
             await asyncio.sleep(every_s)
 
 
-async def test_b4_a_head_that_trickles_in_is_answered_408_and_a_silent_connection_closed_at_the_deadline() -> None:
+async def test_b4_slow_head_is_408_and_silent_connection_is_closed() -> None:
     limits = HttpLimits(idle_timeout_s=0.5, head_timeout_s=0.5)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ async def healthy_app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body"})
 
 
-async def test_b4_a_body_that_trickles_in_is_answered_408_at_the_deadline() -> None:
+async def test_b4_slow_body_is_408_at_the_deadline() -> None:
     async with running(FakeEngine(), limits=LimitSettings(body_timeout=0.5)) as router:
         async with await RawClient.connect(router.url) as client:
             head, end, body = request("POST", "/v1/chat/completions", chat()).partition(b"\r\n\r\n")
@@ -81,7 +81,7 @@ async def test_b4_a_body_that_trickles_in_is_answered_408_at_the_deadline() -> N
 
 
 @pytest.mark.parametrize("part", ["head", "idle"])
-async def test_b4_the_deadlines_for_a_head_and_for_an_idle_connection_are_settings(part: str) -> None:
+async def test_b4_deadlines_of_heads_and_idle_connections_are_settings(part: str) -> None:
     limits = LimitSettings(head_timeout=0.2, idle_timeout=0.2)
     async with running(FakeEngine(), limits=limits) as router:
         for url in (router.url, router.admin_url):
@@ -92,7 +92,7 @@ async def test_b4_the_deadlines_for_a_head_and_for_an_idle_connection_are_settin
                 assert await client.at_end()
 
 
-async def test_b4_a_body_that_is_slow_or_too_large_is_cut_off_on_the_admin_port_too() -> None:
+async def test_b4_admin_port_cuts_off_slow_and_large_bodies() -> None:
     head = b"POST /admin/placements HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
     peers = PeersSettings(urls=("http://127.0.0.1:9",))
     async with running(FakeEngine(), limits=LimitSettings(body_timeout=0.2), peers=peers) as router:

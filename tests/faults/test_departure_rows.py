@@ -55,7 +55,7 @@ def check_delays(delays: list[float]) -> str:
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-async def test_b1_a_client_that_leaves_a_stream_aborts_it_in_the_engine(how: str, record_property: Tell) -> None:
+async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, record_property: Tell) -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
         engine.script = endless
@@ -72,7 +72,7 @@ async def test_b1_a_client_that_leaves_a_stream_aborts_it_in_the_engine(how: str
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-async def test_b2_a_client_that_leaves_during_prefill_aborts_it_in_the_engine(
+async def test_b2_disconnect_during_prefill_aborts_it_in_the_engine(
     how: str, stream: bool, record_property: Tell
 ) -> None:
     async with running(FakeEngine()) as router:
@@ -89,7 +89,7 @@ async def test_b2_a_client_that_leaves_during_prefill_aborts_it_in_the_engine(
         await until(lambda: sum(line["status"] == 499 for line in router.lines("request")) == DEPARTURES // 2)
 
 
-async def test_b2_a_client_that_leaves_between_head_and_body_of_an_answer_aborts_it() -> None:
+async def test_b2_disconnect_between_head_and_body_aborts_the_answer() -> None:
     async def only_head(call: Call) -> None:
         await call.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n")
         await asyncio.Event().wait()
@@ -114,7 +114,7 @@ MORE = {
 
 
 @pytest.mark.parametrize("extra", MORE.values(), ids=MORE)
-async def test_b3_a_client_that_sent_more_than_its_request_and_leaves_aborts_it_at_once(extra: bytes) -> None:
+async def test_b3_disconnect_after_trailing_bytes_aborts_at_once(extra: bytes) -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
         engine.script = hang
@@ -128,7 +128,7 @@ async def test_b3_a_client_that_sent_more_than_its_request_and_leaves_aborts_it_
         await until(lambda: router.counted() == (0, 0, 0))
 
 
-async def test_b5_clients_that_never_read_are_cut_off_and_their_streams_aborted() -> None:
+async def test_b5_clients_that_never_read_are_cut_off_and_aborted() -> None:
     event = delta("x" * 60_000)
 
     async def flood(call: Call) -> None:
@@ -159,7 +159,7 @@ async def test_b5_clients_that_never_read_are_cut_off_and_their_streams_aborted(
         }
 
 
-async def test_b6_connections_above_the_most_are_told_so_and_open_streams_go_on(
+async def test_b6_connections_above_the_bound_get_503_and_streams_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener, "most_connections", lambda: 20)
@@ -199,7 +199,7 @@ async def is_served(url: str) -> bool:
 
 
 @pytest.mark.slow
-async def test_b6_with_few_file_descriptors_open_streams_go_on_and_service_returns(tmp_path: Path) -> None:
+async def test_b6_lack_of_file_descriptors_keeps_streams_and_passes(tmp_path: Path) -> None:
     engine = FakeEngine(endless)
     await engine.start()
     log = tmp_path / "log"
@@ -246,7 +246,7 @@ async def test_b6_with_few_file_descriptors_open_streams_go_on_and_service_retur
         await engine.stop()
 
 
-async def test_a_client_that_closes_its_connection_by_header_is_logged_with_the_status_it_got() -> None:
+async def test_connection_close_is_logged_with_the_status_sent() -> None:
     async with running(FakeEngine()) as router:
         answer = await router.ask("POST", "/v1/chat/completions", chat(), ("Connection", "close"))
         assert answer.complete

@@ -26,9 +26,7 @@ STARTED_S = 10.0
 
 
 @pytest.mark.slow
-async def test_g1_sigterm_lets_two_hundred_streams_end_and_refuses_new_connections(
-    tmp_path: Path, record_property: Tell
-) -> None:
+async def test_g1_sigterm_ends_200_streams_and_refuses_connections(tmp_path: Path, record_property: Tell) -> None:
     go_on = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -93,7 +91,7 @@ async def test_g1_sigterm_lets_two_hundred_streams_end_and_refuses_new_connectio
         await engine.stop()
 
 
-async def test_g2_a_stream_longer_than_the_drain_deadline_is_cut_off_and_aborted() -> None:
+async def test_g2_stream_beyond_the_drain_deadline_is_cut_off_and_aborted() -> None:
     async def endless(call: Call) -> None:
         await call.stream(delta("a"), end=False)
         await asyncio.Event().wait()
@@ -134,7 +132,7 @@ def endless(seen: list[Call]) -> Script:
     return script
 
 
-async def test_g2_at_the_deadline_each_client_is_told_in_its_apis_shape_and_the_exit_code_says_so(
+async def test_g2_deadline_sends_api_errors_and_sets_the_exit_code(
     tmp_path: Path,
 ) -> None:
     calls: list[Call] = []
@@ -177,7 +175,7 @@ async def test_g2_at_the_deadline_each_client_is_told_in_its_apis_shape_and_the_
             client.leave()
 
 
-async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(tmp_path: Path) -> None:
+async def test_second_signal_ends_at_once_with_its_exit_code(tmp_path: Path) -> None:
     calls: list[Call] = []
     async with (
         engine_of(endless(calls)) as engine,
@@ -198,7 +196,7 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(tmp_path: 
         assert (line["status"], line["bytes"], line["error_type"]) == (200, len(delta("a")), "shutdown")
 
 
-async def test_a_signal_behind_the_end_does_not_change_how_it_went(tmp_path: Path) -> None:
+async def test_late_signal_does_not_change_the_exit_code(tmp_path: Path) -> None:
     async with engine_of(healthy) as engine, process(tmp_path / "log", "--instance", engine.url) as router:
         router.terminate()
         await until(lambda: bool(router.lines("smetric.stopped")))
@@ -208,7 +206,7 @@ async def test_a_signal_behind_the_end_does_not_change_how_it_went(tmp_path: Pat
         assert await router.ended() == 0
 
 
-async def test_a_load_balancer_may_notice_before_the_port_closes(tmp_path: Path) -> None:
+async def test_readiness_fails_before_the_port_closes(tmp_path: Path) -> None:
     environ = {"SMETRIC_DRAIN__ANNOUNCE": "1s"}
     async with (
         engine_of(healthy) as engine,
@@ -222,7 +220,7 @@ async def test_a_load_balancer_may_notice_before_the_port_closes(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_an_upgrade_over_a_socket_that_is_handed_on_refuses_and_loses_nothing(tmp_path: Path) -> None:
+async def test_upgrade_over_an_inherited_socket_loses_no_request(tmp_path: Path) -> None:
     stop = asyncio.Event()
     statuses: list[tuple[int, bool]] = []
 
@@ -257,7 +255,7 @@ async def test_an_upgrade_over_a_socket_that_is_handed_on_refuses_and_loses_noth
         assert len(statuses) > 100
 
 
-async def test_what_is_drained_stays_so_when_another_process_takes_over(tmp_path: Path) -> None:
+async def test_drained_instances_stay_drained_after_an_upgrade(tmp_path: Path) -> None:
     environ = {"SMETRIC_STATE_DIR": str(tmp_path / "state")}
     async with engine_of(healthy) as engine:
         with listen("127.0.0.1", 0) as data:
@@ -278,7 +276,7 @@ async def test_what_is_drained_stays_so_when_another_process_takes_over(tmp_path
 
 
 @pytest.mark.slow
-async def test_g3_killed_and_started_again_it_serves_at_once_and_leaves_nothing_stale(tmp_path: Path) -> None:
+async def test_g3_killed_router_serves_at_once_after_a_restart(tmp_path: Path) -> None:
     calls: list[Call] = []
     folder = tmp_path / "index"
     folder.mkdir()
@@ -305,7 +303,7 @@ async def test_g3_killed_and_started_again_it_serves_at_once_and_leaves_nothing_
         assert len(os.listdir(folder)) == 1
 
 
-async def test_g4_a_router_that_dies_beside_another_on_the_same_socket_takes_no_stream_with_it(tmp_path: Path) -> None:
+async def test_g4_death_of_a_router_keeps_streams_of_its_twin(tmp_path: Path) -> None:
     go_on = asyncio.Event()
 
     async def script(call: Call) -> None:

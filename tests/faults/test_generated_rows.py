@@ -210,7 +210,7 @@ def generate(count: int) -> dict[str, bytes]:
     return {str(number): generated(SEED, number) for number in range(count)}
 
 
-async def test_corpus_of_requests_that_servers_read_differently_are_read_as_an_engine_reads_them(
+async def test_corpus_of_ambiguous_requests_reads_as_an_engine_does(
     record_property: Tell,
 ) -> None:
     inputs = corpus()
@@ -221,7 +221,7 @@ async def test_corpus_of_requests_that_servers_read_differently_are_read_as_an_e
     record_property("F9 by hand", f"0 in {len(inputs)} by hand")
 
 
-def test_the_generator_repeats_itself_and_its_sentinels_are_whole() -> None:
+def test_generator_is_reproducible_with_whole_sentinels() -> None:
     assert [generated(SEED, n) for n in range(50)] == [generated(SEED, n) for n in range(50)]
     assert all(generated(SEED, n).endswith(sentinel(f"{n}.last")) for n in range(50))
     assert len({generated(SEED, n) for n in range(200)}) == 200
@@ -233,14 +233,14 @@ def tell(record: Tell, inputs: int, passed: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a12_a_thousand_generated_requests_are_read_as_an_engine_reads_them(record_property: Tell) -> None:
+async def test_a12_thousand_generated_requests_read_as_an_engine_does(record_property: Tell) -> None:
     passed, read = await try_inputs(generate(1_000))
     assert 300 < passed <= read
     tell(record_property, 1_000, passed)
 
 
 @pytest.mark.soak
-async def test_a12_twenty_thousand_generated_requests_are_read_as_an_engine_reads_them(record_property: Tell) -> None:
+async def test_a12_twenty_thousand_requests_read_as_an_engine_does(record_property: Tell) -> None:
     passed, read = await try_inputs(generate(20_000))
     assert 6_000 < passed <= read
     tell(record_property, 20_000, passed)

@@ -67,7 +67,7 @@ def is_healthy(instance: Instance, wanted: bool) -> bool:
     return instance.healthy is wanted
 
 
-async def test_d14_a_rolling_restart_of_all_instances_loses_no_request() -> None:
+async def test_d14_rolling_restart_loses_no_request() -> None:
     async with running(*(FakeEngine(slow(0.02)) for _ in range(4)), health=EAGER) as router:
         crowd = Crowd(router, 6)
         for engine in router.engines:
@@ -82,7 +82,7 @@ async def test_d14_a_rolling_restart_of_all_instances_loses_no_request() -> None
         assert await router.figure("smetric_instance_ejections_total{") == 4
 
 
-async def test_d14_streams_that_a_rolling_restart_breaks_are_never_taken_for_whole() -> None:
+async def test_d14_streams_broken_by_a_restart_are_never_complete() -> None:
     async def talking(call: Call) -> None:
         await call.stream(delta("a"), end=False)
         for event in (delta("b"), DONE):
@@ -111,7 +111,7 @@ async def test_d14_streams_that_a_rolling_restart_breaks_are_never_taken_for_who
             assert (told.count(DONE), error.count(b"data:"), b"upstream_error" in error) == (0, 0, True)
 
 
-async def test_d15_a_tenfold_slower_instance_gets_less_than_a_twentieth_and_then_its_share_again() -> None:
+async def test_d15_tenfold_slower_instance_loses_and_regains_its_share() -> None:
     async with running(*(FakeEngine(slow(0.05)) for _ in range(4)), health=EAGER) as router:
         router.engines[0].script = slow(1.2)
         crowd = Crowd(router, 16)
@@ -129,9 +129,7 @@ async def test_d15_a_tenfold_slower_instance_gets_less_than_a_twentieth_and_then
         assert crowd.statuses().keys() == {200}
 
 
-async def test_d15_an_instance_whose_streams_wait_ten_times_longer_is_left_out_whatever_the_policy(
-    tmp_path: Path, record_property: Tell
-) -> None:
+async def test_d15_slow_instance_is_ejected_under_any_policy(tmp_path: Path, record_property: Tell) -> None:
     """Probes are fine, and the policy sends everybody the same: what is seen of its latency alone cuts its share."""
     policy = tmp_path / "turns.policy"
     policy.write_text("policy turns\n\nroute rr_argmin(0)\n")
@@ -156,7 +154,7 @@ async def test_d15_an_instance_whose_streams_wait_ten_times_longer_is_left_out_w
         assert all(answer.complete for answer in crowd.answers)
 
 
-async def test_d15_while_it_stays_slow_it_gets_less_than_a_twentieth(tmp_path: Path) -> None:
+async def test_d15_slow_instance_gets_less_than_a_twentieth(tmp_path: Path) -> None:
     policy = tmp_path / "turns.policy"
     policy.write_text("policy turns\n\nroute rr_argmin(0)\n")
     health = replace(EAGER, ejection=2.0)
@@ -174,7 +172,7 @@ async def test_d15_while_it_stays_slow_it_gets_less_than_a_twentieth(tmp_path: P
         await until(lambda: router.instance_of(grey).healthy)
 
 
-async def test_d17_where_only_the_probes_fail_traffic_goes_on_and_the_metric_says_so() -> None:
+async def test_d17_failing_probes_alone_are_a_counted_panic() -> None:
     async with running(FakeEngine(), FakeEngine(), FakeEngine(), health=EAGER) as router:
         for engine in router.engines:
             engine.health = lambda call: call.answer(503, b"")
@@ -188,7 +186,7 @@ async def test_d17_where_only_the_probes_fail_traffic_goes_on_and_the_metric_say
         await until(lambda: all(router.instance_of(engine).healthy for engine in router.engines))
 
 
-async def test_d17_in_a_panic_those_that_refuse_connections_are_still_left_out() -> None:
+async def test_d17_panic_leaves_out_instances_that_refuse_connections() -> None:
     async with running(FakeEngine(), FakeEngine(), FakeEngine(), health=EAGER, check_after=False) as router:
         for engine in router.engines[1:]:
             await engine.stop()
@@ -199,7 +197,7 @@ async def test_d17_in_a_panic_those_that_refuse_connections_are_still_left_out()
             await engine.start(urlsplit(engine.url).port or 0)
 
 
-async def test_d18_an_instance_that_comes_and_goes_stays_out_for_longer_and_costs_no_request() -> None:
+async def test_d18_flapping_instance_stays_out_and_costs_no_request() -> None:
     async with running(FakeEngine(slow(0.02)), FakeEngine(slow(0.02)), health=EAGER) as router:
         flapping = router.engines[0]
         instance, port = router.instance_of(flapping), urlsplit(flapping.url).port or 0
@@ -217,7 +215,7 @@ async def test_d18_an_instance_that_comes_and_goes_stays_out_for_longer_and_cost
         assert out[0] < 0.25 < out[1] < 0.55 < out[2]
 
 
-async def test_an_instance_whose_requests_fail_is_ejected_and_comes_back() -> None:
+async def test_instance_with_failing_requests_is_ejected_and_returns() -> None:
     async with running(FakeEngine(), FakeEngine(), health=EAGER) as router:
         bad = router.engines[0]
         bad.script = lambda call: call.answer(500, b'{"error":{}}')
@@ -242,7 +240,7 @@ async def closes(call: Call) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "one piece"])
 @pytest.mark.parametrize("script", [answers(500), answers(503), answers(429), closes], ids=["500", "503", "429", "end"])
-async def test_one_that_fails_at_once_costs_no_request_however_long_others_take(script: Script, stream: bool) -> None:
+async def test_instance_failing_at_once_costs_no_request(script: Script, stream: bool) -> None:
     """It looks idle, so that each decision is for it; were it judged when others end, most clients would see it."""
     go_on = asyncio.Event()
 
@@ -272,7 +270,7 @@ async def test_one_that_fails_at_once_costs_no_request_however_long_others_take(
         await until(lambda: router.instance_of(bad).healthy and not router.instance_of(bad).deprioritized)
 
 
-async def test_a_poisonous_request_ejects_nobody() -> None:
+async def test_poisonous_request_ejects_no_instance() -> None:
     async def poisoned(call: Call) -> None:
         await (call.answer(500, b'{"error":{}}') if b'"poison"' in call.body else healthy(call))
 
@@ -283,7 +281,7 @@ async def test_a_poisonous_request_ejects_nobody() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-async def test_a_poisonous_request_that_engines_abort_or_that_quotes_them_takes_no_fleet_away(count: int) -> None:
+async def test_poisonous_request_with_aborted_answers_ejects_no_instance(count: int) -> None:
     aborted = orjson.dumps({"id": "c", "choices": [{"index": 0, "message": {}, "finish_reason": "abort"}]})
     quoted = orjson.dumps({"error": {"message": 'no model "cannot schedule new futures after shutdown"'}})
 
@@ -303,7 +301,7 @@ async def test_a_poisonous_request_that_engines_abort_or_that_quotes_them_takes_
             assert (await fetch(router.url, "GET", "/readyz")).status == 200
 
 
-async def test_an_engine_that_is_shutting_down_is_passed_over_at_once_and_drains() -> None:
+async def test_engine_shutting_down_gets_no_request_and_drains() -> None:
     _, answer = capture("draining_500")
     async with running(FakeEngine(), FakeEngine(), health=EAGER) as router:
         ending = router.engines[0]
@@ -321,7 +319,7 @@ async def test_an_engine_that_is_shutting_down_is_passed_over_at_once_and_drains
         await until(lambda: instance.healthy and not instance.draining)
 
 
-async def test_answers_that_the_engine_aborts_mean_that_it_is_ending() -> None:
+async def test_aborted_answers_mark_their_engine_as_stopping() -> None:
     body = orjson.dumps({"id": "c", "choices": [{"index": 0, "message": {}, "finish_reason": "abort"}]})
 
     async with running(FakeEngine(), FakeEngine(), health=EAGER, check_after=False) as router:

@@ -41,7 +41,7 @@ def holding(folder: Path, patience: str = "30s", ordinary: float = 1e9) -> str:
     return str(path)
 
 
-async def test_a_held_request_is_sent_when_an_instance_has_room_and_not_before(tmp_path: Path) -> None:
+async def test_held_request_is_sent_once_an_instance_has_room(tmp_path: Path) -> None:
     gated = Gated()
     async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE) as router:
         gated.close()
@@ -66,7 +66,7 @@ async def test_a_held_request_is_sent_when_an_instance_has_room_and_not_before(t
         gated.engine.recover()
 
 
-async def test_patience_ends_and_the_next_rule_decides(tmp_path: Path) -> None:
+async def test_hold_timeout_lets_the_next_rule_decide(tmp_path: Path) -> None:
     gated = Gated()
     async with running(gated.engine, policy=holding(tmp_path, "50ms"), scrape=SLOW_SCRAPE) as router:
         gated.close()
@@ -85,7 +85,7 @@ async def test_patience_ends_and_the_next_rule_decides(tmp_path: Path) -> None:
         gated.engine.recover()
 
 
-async def test_a_full_queue_fails_the_rule_at_once(tmp_path: Path) -> None:
+async def test_hold_fails_at_once_in_a_full_room(tmp_path: Path) -> None:
     gated = Gated()
     settings = OverloadSettings(queue=1)
     async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE, overload=settings) as router:
@@ -109,7 +109,7 @@ async def test_a_full_queue_fails_the_rule_at_once(tmp_path: Path) -> None:
         gated.engine.recover()
 
 
-async def test_a_policy_that_would_hold_for_ever_is_answered_for_when_the_queue_is_full(tmp_path: Path) -> None:
+async def test_endless_hold_is_refused_in_a_full_room(tmp_path: Path) -> None:
     gated = Gated()
     policy = tmp_path / "ever.policy"
     policy.write_text("policy ever\n\nhold for req.held + 1s when all(requests >= 1)\nroute argmin(requests)\n")
@@ -128,7 +128,7 @@ async def test_a_policy_that_would_hold_for_ever_is_answered_for_when_the_queue_
         gated.engine.recover()
 
 
-async def test_one_models_held_requests_do_not_keep_anothers_waiting(tmp_path: Path) -> None:
+async def test_held_requests_of_a_model_do_not_delay_another(tmp_path: Path) -> None:
     a, b = Gated(), Gated()
     for gated in (a, b):
         await gated.engine.start()
@@ -154,7 +154,7 @@ async def test_one_models_held_requests_do_not_keep_anothers_waiting(tmp_path: P
         assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 4
 
 
-async def test_held_requests_go_by_priority_and_a_client_that_leaves_goes_by_itself(tmp_path: Path) -> None:
+async def test_held_requests_go_by_priority_despite_a_disconnect(tmp_path: Path) -> None:
     gated = Gated()
     async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE) as router:
         gated.close()
@@ -176,7 +176,7 @@ async def test_held_requests_go_by_priority_and_a_client_that_leaves_goes_by_its
         gated.engine.recover()
 
 
-async def test_another_policy_decides_on_those_who_are_held(tmp_path: Path) -> None:
+async def test_new_policy_decides_on_held_requests(tmp_path: Path) -> None:
     gated = Gated()
     policy = holding(tmp_path)
     async with running(gated.engine, policy=policy, scrape=SLOW_SCRAPE) as router:
@@ -194,7 +194,7 @@ async def test_another_policy_decides_on_those_who_are_held(tmp_path: Path) -> N
         gated.engine.recover()
 
 
-async def test_when_the_router_drains_those_who_are_held_are_decided_in_time(tmp_path: Path) -> None:
+async def test_drain_decides_on_held_requests_in_time(tmp_path: Path) -> None:
     gated = Gated()
     policy = holding(tmp_path)
     async with running(
@@ -213,7 +213,7 @@ async def test_when_the_router_drains_those_who_are_held_are_decided_in_time(tmp
         gated.engine.recover()
 
 
-async def test_a_held_request_outlives_the_deadline_for_bodies(tmp_path: Path) -> None:
+async def test_held_request_outlives_the_body_deadline(tmp_path: Path) -> None:
     gated = Gated()
     limits = LimitSettings(body_timeout=0.1)
     async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE, limits=limits) as router:
@@ -251,7 +251,7 @@ async def told_of_giving_up(router: Running) -> dict[str, Any]:
     return line
 
 
-async def test_a_retry_that_finds_no_place_leaves_the_client_what_the_first_instance_said(tmp_path: Path) -> None:
+async def test_retry_without_a_place_returns_the_first_answer(tmp_path: Path) -> None:
     policy = tmp_path / "ever.policy"
     policy.write_text("policy ever\n\nhold for req.held + 1s when all(requests >= 1)\nroute argmin(requests)\n")
     settings = OverloadSettings(queue=0)
@@ -271,7 +271,7 @@ async def test_a_retry_that_finds_no_place_leaves_the_client_what_the_first_inst
         stays.cancel()
 
 
-async def test_a_retry_that_a_rule_rejects_leaves_the_client_what_the_first_instance_said(tmp_path: Path) -> None:
+async def test_rejected_retry_returns_the_first_answer(tmp_path: Path) -> None:
     policy = tmp_path / "full.policy"
     policy.write_text('policy full\n\nreject 429 "busy" when all(requests >= 1) as full\nroute argmin(requests)\n')
     engines = (FakeEngine(), FakeEngine())
@@ -292,7 +292,7 @@ async def test_a_retry_that_a_rule_rejects_leaves_the_client_what_the_first_inst
         stays.cancel()
 
 
-async def test_a_retry_that_is_held_and_then_finds_no_place_is_told_with_what_held_it(tmp_path: Path) -> None:
+async def test_held_retry_without_a_place_names_the_rule_that_held_it(tmp_path: Path) -> None:
     settings = OverloadSettings(in_flight=2, wait=0.2)
     engines = (FakeEngine(), FakeEngine())
     async with running(*engines, policy=holding(tmp_path), scrape=SLOW_SCRAPE, overload=settings) as router:

@@ -68,7 +68,7 @@ async def send_nonsense(call: Call) -> None:
     ],
     ids=["FIN", "RST", "short of its length", "bad chunk", "end without [DONE]"],
 )
-async def test_d4_a_stream_that_dies_ends_with_one_error_event_and_is_not_retried(script: Script) -> None:
+async def test_d4_broken_stream_ends_with_one_error_event_unretried(script: Script) -> None:
     async with running(FakeEngine(), FakeEngine(), health=STRICT) as router:
         for engine in router.engines:
             engine.script = script
@@ -86,7 +86,7 @@ async def test_d4_a_stream_that_dies_ends_with_one_error_event_and_is_not_retrie
         assert await ejections(router, "closed") == 1
 
 
-async def test_d4_an_answer_that_is_no_stream_and_dies_is_cut_off() -> None:
+async def test_d4_broken_whole_answer_is_cut_off() -> None:
     async def script(call: Call) -> None:
         await call.send(head(200, (b"content-type", b"application/json"), (b"content-length", b"100")) + b'{"id":"c')
         call.close()
@@ -97,7 +97,7 @@ async def test_d4_an_answer_that_is_no_stream_and_dies_is_cut_off() -> None:
         assert (answer.status, answer.complete, answer.body) == (200, False, b'{"id":"c')
 
 
-async def test_d6_a_stream_that_stalls_ends_at_the_idle_deadline() -> None:
+async def test_d6_stalled_stream_ends_at_the_idle_deadline() -> None:
     async def script(call: Call) -> None:
         await call.stream(TWO, end=False)
         await hang(call)
@@ -127,7 +127,7 @@ async def test_d6_a_stream_that_stalls_ends_at_the_idle_deadline() -> None:
     ],
     ids=["garbage", "two framings", "two lengths", "101", "70 KB header"],
 )
-async def test_d7_what_is_not_http_is_answered_502_and_tried_nowhere_else(raw: bytes) -> None:
+async def test_d7_answer_that_is_not_http_is_502_unretried(raw: bytes) -> None:
     async with running(FakeEngine(), FakeEngine(), health=STRICT) as router:
         for engine in router.engines:
             engine.script = lambda call: call.send(raw)
@@ -139,7 +139,7 @@ async def test_d7_what_is_not_http_is_answered_502_and_tried_nowhere_else(raw: b
         assert await ejections(router, "protocol") == 1
 
 
-async def test_d8_bytes_behind_a_complete_response_reach_nobody() -> None:
+async def test_d8_trailing_bytes_of_a_response_reach_no_client() -> None:
     async def script(call: Call) -> None:
         await call.answer(200, b"{}", (b"content-type", b"application/json"))
         await call.answer(200, b"MARKER", (b"content-type", b"application/json"))
@@ -151,7 +151,7 @@ async def test_d8_bytes_behind_a_complete_response_reach_nobody() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_d9_an_overloaded_instance_is_passed_over_and_the_last_answer_told_if_all_are(status: int) -> None:
+async def test_d9_overload_is_retried_and_the_last_answer_returned(status: int) -> None:
     async def overloaded(call: Call) -> None:
         body = b'{"error":{"message":"busy","type":"x","param":null,"code":%d}}' % status
         await call.answer(status, body, (b"retry-after", b"7"), (b"content-type", b"application/json"))
@@ -172,7 +172,7 @@ async def test_d9_an_overloaded_instance_is_passed_over_and_the_last_answer_told
         assert all(router.instance_of(engine).healthy for engine in router.engines)
 
 
-async def test_d9_an_error_too_long_to_hold_back_is_passed_on_whole() -> None:
+async def test_d9_long_error_passes_whole() -> None:
     body = orjson.dumps({"error": {"message": "x" * 100_000}})
 
     async with running(FakeEngine(), FakeEngine()) as router:
@@ -182,7 +182,7 @@ async def test_d9_an_error_too_long_to_hold_back_is_passed_on_whole() -> None:
         assert (answer.status, answer.body) == (500, body)
 
 
-async def test_a_stream_that_ends_well_is_not_mistaken() -> None:
+async def test_complete_stream_counts_as_success() -> None:
     async def script(call: Call) -> None:
         await call.stream(TWO, DONE[:6], DONE[6:9], DONE[9:])
 
@@ -196,7 +196,7 @@ def many_fields(count: int) -> bytes:
     return head(200, *[(b"x-%d" % n, b"v") for n in range(count)], (b"content-length", b"2")) + b"ok"
 
 
-async def test_d7_an_answer_of_300_fields_is_answered_502() -> None:
+async def test_d7_answer_of_300_fields_is_502() -> None:
     async with running(FakeEngine()) as router:
         router.engines[0].script = lambda call: call.send(many_fields(300))
         assert (await router.chat()).status == 502
@@ -204,7 +204,7 @@ async def test_d7_an_answer_of_300_fields_is_answered_502() -> None:
         assert (await router.chat()).status == 200
 
 
-async def test_d7_a_connection_that_brought_nonsense_is_never_used_again() -> None:
+async def test_d7_connection_with_an_invalid_answer_is_not_reused() -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
         engine.script = lambda call: call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok")
@@ -214,7 +214,7 @@ async def test_d7_a_connection_that_brought_nonsense_is_never_used_again() -> No
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_d10_whatever_the_shape_of_a_stream_its_bytes_pass_unchanged(shape: str) -> None:
+async def test_d10_stream_of_any_shape_passes_unchanged(shape: str) -> None:
     events = events_of(shape)
     async with running(FakeEngine()) as router:
         router.engines[0].script = streaming(events)
@@ -223,7 +223,7 @@ async def test_d10_whatever_the_shape_of_a_stream_its_bytes_pass_unchanged(shape
         assert hashlib.sha256(answer.body).digest() == hashlib.sha256(b"".join(events)).digest()
 
 
-async def test_d11_bodies_and_fields_pass_as_they_are_and_what_belongs_to_a_connection_does_not() -> None:
+async def test_d11_bodies_and_headers_pass_except_hop_by_hop_ones() -> None:
     body = gzip.compress(b'{"id":"x"}')
 
     async def script(call: Call) -> None:
@@ -259,7 +259,7 @@ async def test_d11_bodies_and_fields_pass_as_they_are_and_what_belongs_to_a_conn
         assert after.nth == 2
 
 
-async def test_d11_a_redirect_is_passed_on_and_never_followed() -> None:
+async def test_d11_redirect_passes_and_is_not_followed() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         target = (b"location", router.engines[1].url.encode() + b"/elsewhere")
         for engine in router.engines:
@@ -269,7 +269,7 @@ async def test_d11_a_redirect_is_passed_on_and_never_followed() -> None:
         assert sum(len(engine.calls) for engine in router.engines) == 1
 
 
-async def test_d12_an_instance_whose_certificate_nobody_trusts_gets_no_request() -> None:
+async def test_d12_instance_with_untrusted_certificate_gets_no_request() -> None:
     asked = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -39,7 +39,7 @@ def answered(router: Running, status: int, route: str = "other") -> float:
     return router.application.metrics.registry.get_sample_value("smetric_requests_total", labels) or 0.0
 
 
-async def test_a1_content_length_and_transfer_encoding_together_are_refused_and_nothing_follows() -> None:
+async def test_a1_content_length_with_transfer_encoding_is_refused() -> None:
     async with running(FakeEngine()) as router:
         body = chat()
         chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
@@ -67,7 +67,7 @@ UNSEEN = {
 }
 
 
-async def test_what_is_refused_before_an_endpoint_sees_it_is_counted_and_logged_by_whom_and_why() -> None:
+async def test_early_refusal_is_counted_and_logged_with_peer_and_reason() -> None:
     async with running(FakeEngine(), limits=LimitSettings(head_timeout=0.2)) as router:
         for what, (raw, status) in UNSEEN.items():
             before = answered(router, status)
@@ -79,7 +79,7 @@ async def test_what_is_refused_before_an_endpoint_sees_it_is_counted_and_logged_
             assert line["reason"] == orjson.loads(answer.body)["error"]["message"], what
 
 
-async def test_a_body_that_breaks_its_framing_is_logged_and_counted_once() -> None:
+async def test_broken_framing_is_logged_and_counted_once() -> None:
     async with running(FakeEngine()) as router:
         answer = await only_answer(router, HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
         assert answer.status == 400
@@ -89,7 +89,7 @@ async def test_a_body_that_breaks_its_framing_is_logged_and_counted_once() -> No
         assert answered(router, 400, "/v1/chat/completions") == 1
 
 
-async def test_a_body_that_breaks_its_framing_while_its_request_waits_behind_another_is_counted_too() -> None:
+async def test_broken_framing_of_a_pipelined_request_is_counted() -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
         await client.send(request("GET", "/healthz") + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
         assert [(await client.response()).status for _ in range(2)] == [200, 400]
@@ -97,7 +97,7 @@ async def test_a_body_that_breaks_its_framing_while_its_request_waits_behind_ano
         assert answered(router, 400) == 1
 
 
-async def test_a_client_that_goes_on_sending_what_is_none_fills_no_log() -> None:
+async def test_repeated_invalid_requests_do_not_fill_the_log() -> None:
     async with running(FakeEngine()) as router:
         for _ in range(CHANGES_TOLD + 5):
             await only_answer(router, b"hello\r\n\r\n")
@@ -129,7 +129,7 @@ CODINGS = (
 )
 
 
-async def test_a2_lengths_and_codings_that_leave_the_bodys_end_in_doubt_are_refused() -> None:
+async def test_a2_ambiguous_lengths_and_codings_are_refused() -> None:
     """Equal lengths twice are refused too, as engines on uvicorn and nginx do."""
     async with running(FakeEngine()) as router:
         body = b"3\r\nabc\r\n0\r\n\r\n" + request("POST", "/v1/chat/completions", chat())
@@ -154,7 +154,7 @@ async def test_a2_lengths_and_codings_that_leave_the_bodys_end_in_doubt_are_refu
     ],
     ids=["bare LF", "one bare LF", "bare CR", "NUL", "folded line", "leading space", "byte above 127 in the target"],
 )
-async def test_a3_lines_that_servers_read_differently_are_refused(head: bytes) -> None:
+async def test_a3_ambiguous_lines_are_refused(head: bytes) -> None:
     async with running(FakeEngine()) as router:
         assert (await only_answer(router, head)).status == 400
         assert router.engines[0].calls == []
@@ -187,7 +187,7 @@ async def test_a3_lines_that_servers_read_differently_are_refused(head: bytes) -
         "1 MB of trailers",
     ],
 )
-async def test_a4_a_chunked_body_that_is_not_well_formed_is_refused(body: bytes) -> None:
+async def test_a4_malformed_chunked_body_is_refused(body: bytes) -> None:
     async with running(FakeEngine(), limits=LimitSettings(body_timeout=1.0)) as router:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         for pieces in ([head + body], [head, body]):
@@ -226,7 +226,7 @@ async def upload(client: RawClient, head: bytes, size: int, *, chunked: bool) ->
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a5_a_body_over_the_limit_is_answered_413_while_it_is_still_being_sent(framing: str) -> None:
+async def test_a5_body_over_the_limit_is_413_while_being_sent(framing: str) -> None:
     async with running(FakeEngine(), forward=Forward(max_body=MIB)) as router:
         for size in (MIB + 1, 100 * MIB):
             length = f"Content-Length: {size}" if framing == "length" else "Transfer-Encoding: chunked"
@@ -242,7 +242,7 @@ async def test_a5_a_body_over_the_limit_is_answered_413_while_it_is_still_being_
         assert router.engines[0].calls == []
 
 
-async def test_a5_a_body_of_exactly_the_limit_passes_untouched() -> None:
+async def test_a5_body_of_exactly_the_limit_passes_untouched() -> None:
     async with running(FakeEngine(), forward=Forward(max_body=4 * MIB)) as router:
         body = chat(padding="")
         body = body[:-2] + b"x" * (4 * MIB - len(body)) + body[-2:]
@@ -252,7 +252,7 @@ async def test_a5_a_body_of_exactly_the_limit_passes_untouched() -> None:
 
 
 @pytest.mark.slow
-async def test_a6_a_hundred_early_refusals_of_a_20_mb_body_leave_nothing_behind() -> None:
+async def test_a6_early_refusals_of_20_mb_bodies_leave_nothing_behind() -> None:
     async with running(FakeEngine()) as router:
         head = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (20 * MIB)
         statuses = await asyncio.gather(*(refused_upload(router.url, head, 0.05 * i) for i in range(100)))
@@ -275,7 +275,7 @@ def accepts(sock: socket.socket) -> bool:
 
 
 @pytest.mark.slow
-async def test_a6_an_endpoint_that_waits_before_it_refuses_leaves_nothing_behind() -> None:
+async def test_a6_delayed_refusals_leave_nothing_behind() -> None:
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await asyncio.sleep(0.5)
@@ -315,7 +315,7 @@ async def test_a7_oversized_heads_are_refused_and_the_connection_closed(raw: byt
         assert (await only_answer(router, raw)).status in statuses
 
 
-async def test_a8_a_cleartext_upgrade_to_http2_is_ignored() -> None:
+async def test_a8_cleartext_upgrade_to_http2_is_ignored() -> None:
     async with running(FakeEngine()) as router:
         upgrade = b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
         async with await RawClient.connect(router.url) as client:
@@ -326,14 +326,14 @@ async def test_a8_a_cleartext_upgrade_to_http2_is_ignored() -> None:
             assert (answer.status, answer.body) == (200, b"ok\n")
 
 
-async def test_a8_the_http2_preface_is_refused_in_plain_http1() -> None:
+async def test_a8_http2_preface_is_refused_in_http1() -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
         await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         assert (await client.response()).status == 505
         assert await client.at_end()
 
 
-async def test_a8_a_websocket_upgrade_is_refused() -> None:
+async def test_a8_websocket_upgrade_is_refused() -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
         key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
         await client.send(
@@ -360,7 +360,7 @@ async def test_a8_a_websocket_upgrade_is_refused() -> None:
     ],
     ids=lambda value: value.decode() if isinstance(value, bytes) else "",
 )
-async def test_a9_odd_request_lines_are_refused(line: bytes, status: int) -> None:
+async def test_a9_invalid_request_lines_are_refused(line: bytes, status: int) -> None:
     async with running(FakeEngine()) as router:
         answer = await only_answer(router, line + b"\r\nHost: x\r\n\r\n")
         assert answer.status == status
@@ -368,14 +368,14 @@ async def test_a9_odd_request_lines_are_refused(line: bytes, status: int) -> Non
 
 
 @pytest.mark.parametrize("host", [b"Host: a b/..@c\r\n", b"Host: x\r\nHost: y\r\n", b"", b"Host: a,b\r\n"])
-async def test_a9_a_host_that_is_none_is_refused(host: bytes) -> None:
+async def test_a9_invalid_host_is_refused(host: bytes) -> None:
     async with running(FakeEngine()) as router:
         answer = await only_answer(router, b"POST /v1/chat/completions HTTP/1.1\r\n" + host + b"\r\n")
         assert answer.status == 400
         assert router.engines[0].calls == []
 
 
-async def test_a10_no_spelling_of_an_admin_path_is_served_on_the_data_port() -> None:
+async def test_a10_admin_paths_are_404_on_the_data_port_in_any_spelling() -> None:
     async with running(FakeEngine()) as router:
         for path in (
             "/admin/policy",
@@ -394,7 +394,7 @@ async def test_a10_no_spelling_of_an_admin_path_is_served_on_the_data_port() -> 
         assert (await router.ask("GET", f"{router.url}/admin/policy")).status == 400
 
 
-async def test_a11_a_client_that_expects_100_continue_gets_it_before_it_sends_its_body() -> None:
+async def test_a11_expect_continue_is_answered_before_the_body() -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
         whole = request("POST", "/v1/chat/completions", chat(), [("Expect", "100-continue")])
         head, _, body = whole.partition(b"\r\n\r\n")
@@ -404,7 +404,7 @@ async def test_a11_a_client_that_expects_100_continue_gets_it_before_it_sends_it
         assert (await client.response()).status == 200
 
 
-async def test_a11_a_body_that_would_be_too_large_is_refused_instead_of_continued() -> None:
+async def test_a11_expect_continue_of_a_large_body_is_413() -> None:
     async with running(FakeEngine(), forward=Forward(max_body=MIB)) as router:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
         answer = await only_answer(router, head % (2 * MIB))
@@ -420,7 +420,7 @@ async def test_a11_head_is_answered_without_a_body() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a11_an_http10_client_is_answered_up_to_the_connections_end(stream: bool) -> None:
+async def test_a11_http10_client_is_answered_until_close(stream: bool) -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
         body = chat(stream=stream)
         await client.send(b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
@@ -431,7 +431,7 @@ async def test_a11_an_http10_client_is_answered_up_to_the_connections_end(stream
         assert await client.at_end()
 
 
-async def test_a11_pipelined_requests_are_answered_in_their_order() -> None:
+async def test_a11_pipelined_requests_are_answered_in_order() -> None:
     async def echo(call: Call) -> None:
         await asyncio.sleep(0.05 if b"first" in call.body else 0)
         await call.answer(200, call.body, (b"content-type", b"application/json"))

@@ -123,7 +123,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_e3_a_failing_lookup_service_costs_a_few_decisions_their_deadline_and_then_nothing(fault: str) -> None:
+async def test_e3_failing_lookup_service_delays_few_decisions(fault: str) -> None:
     script, result = FAULTS[fault]
     async with looking_up(script) as (router, service):
         for _ in range(FOLLOW_UPS):
@@ -140,7 +140,7 @@ async def test_e3_a_failing_lookup_service_costs_a_few_decisions_their_deadline_
         assert len(router.lines("smetric.lookup.suspended")) == 1
 
 
-async def test_e3_a_service_that_names_whom_it_must_not_sends_nobody_there() -> None:
+async def test_e3_unknown_instance_named_by_a_service_gets_no_request() -> None:
     lies = layout(e0=["LocalCPUBackend", TOKENS])
     async with looking_up(answer(lies)) as (router, service):
         assert {await follow_up(router) for _ in range(4)} == {"e0"}
@@ -153,7 +153,7 @@ async def test_e3_a_service_that_names_whom_it_must_not_sends_nobody_there() -> 
         assert {await follow_up(router) for _ in range(6)} == {"e0", "e1"}
 
 
-async def test_e3_a_service_that_comes_back_is_used_again() -> None:
+async def test_e3_recovered_service_is_used_again() -> None:
     async with looking_up(hang, open_s=0.2) as (router, service):
         for _ in range(FAILURES):
             await follow_up(router)
@@ -170,7 +170,7 @@ async def test_e3_a_service_that_comes_back_is_used_again() -> None:
         await until(lambda: len(router.lines("smetric.lookup.resumed")) == 1)
 
 
-async def test_e3_a_hundred_decisions_at_once_wait_for_a_hanging_service_no_longer_than_one() -> None:
+async def test_e3_hundred_decisions_share_the_wait_for_a_hanging_service() -> None:
     async with looking_up(hang) as (router, _):
         loop = asyncio.get_running_loop()
         started = loop.time()

@@ -21,20 +21,20 @@ def rows_tested() -> set[str]:
     return {row.upper() for rows in found for row in rows}
 
 
-def test_every_fault_of_a_release_has_a_test() -> None:
+def test_matrix_rows_of_a_release_have_tests() -> None:
     assert set(WANTED) - rows_tested() == set()
 
 
-def test_no_test_bears_the_name_of_a_row_that_there_is_not() -> None:
+def test_matrix_has_each_row_that_tests_name() -> None:
     assert rows_tested() - set(ROWS) == set()
 
 
 @pytest.mark.parametrize("name", [*ROWS, *FIGURES])
-def test_the_manual_has_a_line_for_every_row_and_figure(name: str) -> None:
+def test_manual_has_a_line_for_each_row_and_figure(name: str) -> None:
     assert f"\n| {name} | " in (ROOT / "docs" / "internals" / "reliability.md").read_text()
 
 
-def test_no_row_failed_when_they_last_ran() -> None:
+def test_matrix_rows_passed_in_the_last_run() -> None:
     runs = json.loads((ROOT / "docs" / "figures" / "reliability.json").read_text())
     assert {kind: [row for row, counts in run["rows"].items() if counts["failed"]] for kind, run in runs.items()} == {
         kind: [] for kind in runs

@@ -18,7 +18,7 @@ from tests.faults.harness import CANARY, Tell, running
 SELDOM = ScrapeSettings(interval=60.0, timeout=1.0)
 
 
-async def test_d1_a_refused_connection_costs_no_request() -> None:
+async def test_d1_refused_connection_costs_no_request() -> None:
     async with running(FakeEngine(), FakeEngine(), scrape=SELDOM) as router:
         await router.engines[0].stop()
         answers = [await router.chat() for _ in range(6)]
@@ -28,7 +28,7 @@ async def test_d1_a_refused_connection_costs_no_request() -> None:
         assert await router.attempts("connect_error") == 1
 
 
-async def test_d1_a_connection_that_is_never_accepted_costs_no_request() -> None:
+async def test_d1_unaccepted_connection_costs_no_request() -> None:
     async with running(FakeEngine(), FakeEngine(), scrape=SELDOM, forward=Forward(connect_timeout=0.3)) as router:
         await router.engines[0].stop()
         address = ("127.0.0.1", urlsplit(router.engines[0].url).port)
@@ -50,7 +50,7 @@ async def test_d1_a_connection_that_is_never_accepted_costs_no_request() -> None
         assert await router.attempts("connect_timeout") >= 1
 
 
-async def test_d1_when_nobody_can_be_reached_the_answer_is_503_and_the_next_success_ends_it() -> None:
+async def test_d1_unreachable_fleet_is_503_until_the_next_success() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         ports = [urlsplit(engine.url).port or 0 for engine in router.engines]
         for engine in router.engines:
@@ -82,7 +82,7 @@ async def reset_on_reuse(call: Call) -> None:
 
 
 @pytest.mark.parametrize("script", [close_after_answer, close_on_reuse, reset_on_reuse])
-async def test_d2_a_reused_connection_that_dies_before_a_byte_costs_no_request(script: Script) -> None:
+async def test_d2_dead_reused_connection_costs_no_request(script: Script) -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
         engine.script = script
@@ -104,7 +104,7 @@ async def reset_at_once(call: Call) -> None:
 
 
 @pytest.mark.parametrize("script", [close_at_once, reset_at_once])
-async def test_d3_a_fresh_connection_that_dies_before_a_byte_fails_over_once(script: Script) -> None:
+async def test_d3_dead_fresh_connection_fails_over_once(script: Script) -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         bad, good = router.engines
         bad.script = script
@@ -123,7 +123,7 @@ async def test_d3_a_fresh_connection_that_dies_before_a_byte_fails_over_once(scr
 
 
 @pytest.mark.parametrize("is_reused", [False, True], ids=["new connections", "kept ones"])
-async def test_d3_whatever_an_engine_had_that_dies_is_answered_by_the_only_other_one(is_reused: bool) -> None:
+async def test_d3_requests_of_a_dead_engine_are_answered_by_the_other(is_reused: bool) -> None:
     gate = asyncio.Event()
 
     async def waiting(call: Call) -> None:
@@ -149,7 +149,7 @@ async def test_d3_whatever_an_engine_had_that_dies_is_answered_by_the_only_other
         assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 60
 
 
-async def test_d5_an_engine_that_never_answers_is_given_up_at_the_deadline_and_delays_nobody() -> None:
+async def test_d5_silent_engine_is_given_up_at_the_deadline() -> None:
     async def script(call: Call) -> None:
         await (hang(call) if b'"slow"' in call.body else healthy(call))
 
@@ -168,7 +168,7 @@ async def test_d5_an_engine_that_never_answers_is_given_up_at_the_deadline_and_d
 
 
 @pytest.mark.slow
-async def test_d5_an_engine_that_hangs_altogether_is_left_out_within_seconds(record_property: Tell) -> None:
+async def test_d5_hanging_engine_is_left_out_within_seconds(record_property: Tell) -> None:
     """With the probes' own defaults: neither `/health` nor anything else is answered, connections are taken."""
     async with running(FakeEngine(), FakeEngine(), FakeEngine(), check_after=False) as router:
         ill = router.engines[0]
@@ -182,7 +182,7 @@ async def test_d5_an_engine_that_hangs_altogether_is_left_out_within_seconds(rec
         record_property("F12", f"hangs: {seconds:.1f} s")
 
 
-async def test_d16_an_outage_of_all_instances_is_not_multiplied_and_ends_with_them(
+async def test_d16_full_outage_is_not_multiplied_by_retries(
     record_property: Tell,
 ) -> None:
     async def overloaded(call: Call) -> None:
@@ -202,7 +202,7 @@ async def test_d16_an_outage_of_all_instances_is_not_multiplied_and_ends_with_th
         assert [(await router.chat()).status for _ in range(6)] == [200] * 6
 
 
-async def test_d16_when_all_instances_are_gone_the_answer_is_a_fast_503_and_they_are_asked_again_when_back() -> None:
+async def test_d16_full_outage_is_a_fast_503_until_instances_return() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         ports = [urlsplit(engine.url).port or 0 for engine in router.engines]
         for engine in router.engines:

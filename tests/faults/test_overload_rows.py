@@ -74,9 +74,7 @@ async def offered(router: Running, per_second: float, seconds: float) -> list[tu
 
 
 @pytest.mark.parametrize("times", [2, 5])
-async def test_i2_at_many_times_the_capacity_as_much_is_served_and_the_rest_is_refused(
-    times: int, record_property: Tell
-) -> None:
+async def test_i2_overload_keeps_throughput_and_refuses_the_rest(times: int, record_property: Tell) -> None:
     shop = Shop()
     settings = OverloadSettings(in_flight=CAPACITY, wait=0.5, queue=2 * CAPACITY)
     async with running(FakeEngine(), overload=settings) as router:
@@ -112,7 +110,7 @@ async def test_i2_at_many_times_the_capacity_as_much_is_served_and_the_rest_is_r
         )
 
 
-async def test_i2_a_refusal_needs_no_byte_of_the_body_and_ends_the_connection() -> None:
+async def test_i2_refusal_reads_no_body_and_closes_the_connection() -> None:
     gated = Gated()
     async with running(gated.engine, overload=OverloadSettings(in_flight=1, queue=0)) as router:
         gated.close()
@@ -135,7 +133,7 @@ async def test_i2_a_refusal_needs_no_byte_of_the_body_and_ends_the_connection() 
         gated.engine.recover()
 
 
-async def test_i2_waiting_requests_get_places_by_priority_and_then_by_arrival() -> None:
+async def test_i2_waiting_requests_get_slots_by_priority_then_arrival() -> None:
     gated = Gated()
     async with running(gated.engine, overload=OverloadSettings(in_flight=1, wait=30.0)) as router:
         gated.close()
@@ -152,7 +150,7 @@ async def test_i2_waiting_requests_get_places_by_priority_and_then_by_arrival() 
         gated.engine.recover()
 
 
-async def test_i2_who_leaves_the_queue_makes_room_in_it() -> None:
+async def test_i2_disconnect_frees_a_place_in_the_queue() -> None:
     gated = Gated()
     async with running(gated.engine, overload=OverloadSettings(in_flight=1, queue=1, wait=30.0)) as router:
         gated.close()
@@ -175,7 +173,7 @@ async def test_i2_who_leaves_the_queue_makes_room_in_it() -> None:
 # ── I3: the router itself ────────────────────────────────────────────────────
 
 
-async def test_i3_at_the_memory_ceiling_new_work_is_refused_and_open_streams_finish() -> None:
+async def test_i3_memory_limit_refuses_new_work_and_ends_streams() -> None:
     gate = asyncio.Event()
 
     async def streaming(call: Call) -> None:
@@ -210,7 +208,7 @@ async def test_i3_at_the_memory_ceiling_new_work_is_refused_and_open_streams_fin
         assert told == ["hard", "calm"]
 
 
-async def test_i3_what_clients_send_again_is_refused_first_and_counted_apart() -> None:
+async def test_i3_retries_of_clients_are_refused_first_and_counted_apart() -> None:
     gated = Gated()
     again = (("x-stainless-retry-count", "2"),)
     async with running(gated.engine) as router:
@@ -239,7 +237,7 @@ async def test_i3_what_clients_send_again_is_refused_first_and_counted_apart() -
         gated.engine.recover()
 
 
-async def test_i3_bodies_that_do_not_fit_are_refused_before_they_are_read() -> None:
+async def test_i3_bodies_beyond_the_budget_are_refused_unread() -> None:
     settings = OverloadSettings(bodies=33 << 20)
     async with running(FakeEngine(), overload=settings) as router:
         admission = router.application.admission
@@ -264,7 +262,7 @@ async def test_i3_bodies_that_do_not_fit_are_refused_before_they_are_read() -> N
         await until(lambda: admission.bytes == 0)
 
 
-async def test_i3_a_body_is_let_go_when_its_answer_begins() -> None:
+async def test_i3_body_is_freed_when_its_answer_begins() -> None:
     gate = asyncio.Event()
 
     async def streaming(call: Call) -> None:
@@ -286,7 +284,7 @@ async def test_i3_a_body_is_let_go_when_its_answer_begins() -> None:
 # ── B6: connections and files ────────────────────────────────────────────────
 
 
-async def test_b6_the_most_connections_are_a_setting_and_they_are_counted() -> None:
+async def test_b6_connections_are_bounded_by_a_setting_and_counted() -> None:
     async with running(FakeEngine(), limits=LimitSettings(max_connections=10)) as router:
         clients = [await RawClient.connect(router.url) for _ in range(10)]
         await until(lambda: len(clients) == 10)
@@ -319,7 +317,7 @@ def no_file_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_b6_a_connection_that_the_router_cannot_open_is_not_held_against_the_instance() -> None:
+async def test_b6_local_connect_error_does_not_eject_the_instance() -> None:
     async with running(FakeEngine(), FakeEngine()) as router, await RawClient.connect(router.url) as client:
         for engine in router.engines:
             engine.drop_idle()

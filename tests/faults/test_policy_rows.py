@@ -29,7 +29,7 @@ async def in_force(router: Running) -> dict[str, object]:
     return page
 
 
-async def test_f1_an_invalid_policy_at_start_ends_the_process_with_its_place(tmp_path: Path) -> None:
+async def test_f1_invalid_policy_at_start_ends_the_process_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "bad.policy"
     path.write_text("policy bad\n\nroute argmin(no_such_feature)\n")
     process = await asyncio.create_subprocess_exec(
@@ -55,7 +55,7 @@ async def test_f1_an_invalid_policy_at_start_ends_the_process_with_its_place(tmp
     ],
     ids=["invalid", "half-written", "empty", "unknown feature"],
 )
-async def test_f2_a_bad_policy_file_leaves_the_last_good_one_until_it_is_whole(tmp_path: Path, bad: str) -> None:
+async def test_f2_bad_policy_file_keeps_the_last_good_policy(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "p.policy"
     path.write_text(ONE)
     async with running(FakeEngine(), policy=str(path)) as router:
@@ -71,7 +71,7 @@ async def test_f2_a_bad_policy_file_leaves_the_last_good_one_until_it_is_whole(t
         assert (await router.chat()).value("x-smetric-policy").startswith("two@")
 
 
-async def test_f2_a_policy_file_that_goes_away_or_becomes_a_folder_leaves_the_last_good_one(tmp_path: Path) -> None:
+async def test_f2_missing_policy_file_keeps_the_last_good_policy(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text(ONE)
     async with running(FakeEngine(), policy=str(path)) as router:
@@ -165,7 +165,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_f4_a_policy_that_is_a_bomb_is_refused_at_once_with_its_place(bomb: str) -> None:
+def test_f4_policy_bomb_is_refused_at_once_with_its_place(bomb: str) -> None:
     began = time.process_time()
     with pytest.raises(PolicyError) as refused:
         load(BOMBS[bomb], VOCABULARY, path="bomb.policy")
@@ -175,7 +175,7 @@ def test_f4_a_policy_that_is_a_bomb_is_refused_at_once_with_its_place(bomb: str)
     assert len(told) < 64 * 1024
 
 
-async def test_f4_a_bomb_that_takes_the_place_of_a_policy_leaves_the_last_good_one(tmp_path: Path) -> None:
+async def test_f4_policy_bomb_keeps_the_last_good_policy(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text(ONE)
     async with running(FakeEngine(), policy=str(path)) as router:
@@ -185,7 +185,7 @@ async def test_f4_a_bomb_that_takes_the_place_of_a_policy_leaves_the_last_good_o
             assert (await router.chat()).value("x-smetric-policy").startswith("one@")
 
 
-async def test_f5_an_error_inside_an_evaluation_is_500_in_the_apis_shape_and_counted(
+async def test_f5_evaluation_error_is_a_counted_500_in_api_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*_: object) -> None:
@@ -206,7 +206,7 @@ async def test_f5_an_error_inside_an_evaluation_is_500_in_the_apis_shape_and_cou
         assert re.search(r'^smetric_decisions_total\{[^}]*outcome="error"[^}]*\} 2\.0$', page, re.M)
 
 
-async def test_f5_a_policy_that_excludes_every_instance_is_503_and_names_its_filter(tmp_path: Path) -> None:
+async def test_f5_policy_without_candidates_is_503_with_its_filter(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text("policy one\n\nkeep kv_usage > 0.5 as crowded\nroute rr_argmin(requests)\n")
     async with running(FakeEngine(), FakeEngine(), policy=str(path), check_after=False, warm=False) as router:

@@ -52,7 +52,7 @@ def why_not_confined(writable: Path) -> str:
     return tried.stderr.decode().strip().rpartition("\n")[2] if tried.returncode else ""
 
 
-async def test_h11_it_serves_as_nobody_where_its_state_alone_can_be_written(tmp_path: Path) -> None:
+async def test_h11_router_serves_unprivileged_on_a_read_only_file_system(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     if why_not := await asyncio.to_thread(why_not_confined, state):

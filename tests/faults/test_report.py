@@ -46,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, code: int, *arguments: str) -> tuple[in
     return report.main(), called
 
 
-def test_a_row_says_how_many_passed_failed_and_were_left_out(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_counts_passed_failed_and_skipped_tests_of_a_row(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, 1)[0] == 1
     assert json.loads(results.read_text())["normal"] == {
         "rows": {
@@ -58,7 +58,7 @@ def test_a_row_says_how_many_passed_failed_and_were_left_out(results: Path, monk
     }
 
 
-def test_rows_are_renewed_whole_and_others_stay(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_renews_whole_rows_and_keeps_others(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, called = run(monkeypatch, 0, "a1", "H11", "D15")
     assert code == 0
     # the time of D5 stands in the same figure as that of D15
@@ -68,7 +68,7 @@ def test_rows_are_renewed_whole_and_others_stay(results: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5])
-def test_a_run_that_did_not_reach_its_end_says_nothing(
+def test_report_ignores_an_incomplete_run(
     code: int, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = results.read_text()
@@ -77,7 +77,7 @@ def test_a_run_that_did_not_reach_its_end_says_nothing(
     assert "nothing is written" in capsys.readouterr().err
 
 
-def test_a_row_that_there_is_not_is_named(
+def test_report_names_an_unknown_row(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -72,21 +72,21 @@ SECRET = "a-secret-that-makes-salts"
         ("http://10.0.0.1/../admin", "without a path"),
     ],
 )
-def test_h1_an_instance_where_none_can_be_is_refused_at_the_start(url: str, why: str) -> None:
+def test_h1_forbidden_instance_address_is_refused_at_start(url: str, why: str) -> None:
     with pytest.raises(ConfigError, match="instances") as refused:
         load_settings(None, {"SMETRIC_INSTANCES": url})
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_h1_an_odd_place_may_be_allowed_by_its_network() -> None:
+def test_h1_forbidden_address_may_be_allowed_by_network() -> None:
     environ = {"SMETRIC_INSTANCES": "http://169.254.10.1:8000", "SMETRIC_INSTANCE_NETWORKS": "169.254.10.0/24"}
     assert load_settings(None, environ).instances[0].url == "http://169.254.10.1:8000"
     with pytest.raises(ConfigError, match="instance_networks"):
         load_settings(None, {**environ, "SMETRIC_INSTANCES": "http://169.254.169.254"})
 
 
-async def test_h1_a_name_that_is_made_to_lead_elsewhere_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_h1_rebound_name_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     leads: dict[str, Sequence[str]] = {
         "a": ("169.254.169.254", "10.0.0.1", "64:ff9b::a00:1", "64:ff9b::a9fe:a9fe"),
         "b": ("::ffff:169.254.169.254",),
@@ -102,7 +102,7 @@ async def test_h1_a_name_that_is_made_to_lead_elsewhere_is_not_followed(monkeypa
         await guarded("b", 80)
 
 
-async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an_instance(
+async def test_h1_name_of_a_forbidden_address_gets_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     leads = ["0.0.0.0"]  # which is this machine
@@ -141,7 +141,7 @@ async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an
     await engine.stop()
 
 
-def test_a_router_is_not_its_own_instance() -> None:
+def test_router_is_not_its_own_instance() -> None:
     with listen("127.0.0.1", 0) as own, listen("0.0.0.0", 0) as everywhere, listen("::", 0) as anywhere:
         port, wide = own.getsockname()[1], everywhere.getsockname()[1]
         for url in (address_of(own), f"http://localhost:{port}", f"http://127.0.0.1:{wide}"):
@@ -156,7 +156,7 @@ def test_a_router_is_not_its_own_instance() -> None:
             refuse_self([address_of(own)], [own, beside])
 
 
-async def test_a_request_that_comes_back_is_answered_508_and_stops_there() -> None:
+async def test_request_that_returns_is_508() -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
 
@@ -170,7 +170,7 @@ async def test_a_request_that_comes_back_is_answered_508_and_stops_there() -> No
         assert len(engine.calls) == 1
 
 
-async def test_a_question_for_models_that_comes_back_is_answered_508_and_stops_there() -> None:
+async def test_models_request_that_returns_is_508() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         engine = router.engines[0]
         statuses: list[int] = []
@@ -194,7 +194,7 @@ async def admin(router: Running, target: str, *headers: tuple[str, str], method:
 
 
 @pytest.mark.parametrize("token", ["", TOKEN])
-async def test_h2_a_web_page_places_nothing_and_a_peer_by_whatever_name_does(token: str) -> None:
+async def test_h2_placements_refuse_web_pages_and_accept_peers(token: str) -> None:
     peers = PeersSettings(urls=("http://127.0.0.1:9",), token=token)
     known = ("Authorization", f"Bearer {token}")
     async with running(FakeEngine(), peers=peers) as router:
@@ -206,7 +206,7 @@ async def test_h2_a_web_page_places_nothing_and_a_peer_by_whatever_name_does(tok
     assert not router.lines("smetric.admin.changed")
 
 
-async def test_h2_the_admin_port_opens_to_its_token_only_and_says_who_tried() -> None:
+async def test_h2_admin_port_needs_its_token_and_logs_attempts() -> None:
     async with running(FakeEngine(), admin=Admin(token=TOKEN), check_after=False) as router:
         good = ("Authorization", f"Bearer {TOKEN}")
         for target in ("/admin/decisions", "/admin/instances", "/admin/policy", "/admin/cache", "/admin/nothing"):
@@ -230,7 +230,7 @@ async def test_h2_the_admin_port_opens_to_its_token_only_and_says_who_tried() ->
         assert TOKEN not in router.logged()
 
 
-async def test_h2_guessing_is_slowed_down_and_does_not_fill_the_log() -> None:
+async def test_h2_token_guessing_is_slowed_and_does_not_fill_the_log() -> None:
     async with running(FakeEngine(), admin=Admin(token=TOKEN), check_after=False) as router:
         wrong = ("Authorization", "Bearer wrong")
         statuses = [(await admin(router, "/admin/policy", wrong)).status for _ in range(30)]
@@ -239,7 +239,7 @@ async def test_h2_guessing_is_slowed_down_and_does_not_fill_the_log() -> None:
         assert len(router.lines("smetric.admin.refused")) == 10
 
 
-async def test_h2_without_a_token_no_web_page_reaches_the_admin_port() -> None:
+async def test_h2_admin_port_without_a_token_refuses_web_pages() -> None:
     async with running(FakeEngine()) as router:
         for host in ("evil.example", "evil.example:9464"):
             async with await RawClient.connect(router.admin_url) as client:
@@ -251,7 +251,7 @@ async def test_h2_without_a_token_no_web_page_reaches_the_admin_port() -> None:
                 assert (await client.response("GET")).status == 200
 
 
-def test_h2_an_admin_port_that_others_reach_needs_a_token() -> None:
+def test_h2_reachable_admin_port_needs_a_token() -> None:
     with listen("0.0.0.0", 0) as everywhere, listen("127.0.0.1", 0) as loopback:
         refuse_open_admin(loopback, has_token=False)
         refuse_open_admin(everywhere, has_token=True)
@@ -273,7 +273,7 @@ FORGED = [
 ]
 
 
-async def test_h3_what_only_routers_and_gateways_say_has_no_effect_and_goes_no_further() -> None:
+async def test_h3_internal_headers_have_no_effect_and_are_dropped() -> None:
     async with (
         running(FakeEngine(hang), FakeEngine(hang), warm=False, check_after=False) as router,
         await router.client(chat()),
@@ -297,7 +297,7 @@ async def garbage(call: Call) -> None:
     await call.send(b"HTTP/1.1 nonsense " + call.body + b"\r\n\r\n")
 
 
-async def test_h6_no_prompt_is_told_whatever_becomes_of_the_request(record_property: Tell) -> None:
+async def test_h6_prompt_is_in_no_log_metric_or_error(record_property: Tell) -> None:
     limits = Forward(first_byte_timeout=0.3, max_body=64 << 10)
     async with running(FakeEngine(), forward=limits, models={"alias": "tiny"}) as router:
         engine = router.engines[0]
@@ -325,7 +325,7 @@ async def test_h6_no_prompt_is_told_whatever_becomes_of_the_request(record_prope
     record_property("F15", "0")
 
 
-async def test_h10_each_instance_is_shown_its_own_key_the_new_one_once_its_file_changes(tmp_path: Path) -> None:
+async def test_h10_instance_gets_its_own_key_and_follows_the_file(tmp_path: Path) -> None:
     first, second, third = FakeEngine(), FakeEngine(), FakeEngine()
     for engine in (first, second, third):
         await engine.start()
@@ -424,14 +424,14 @@ async def test_h9_tenants_share_no_salt_and_no_hits() -> None:
 
 
 @pytest.mark.parametrize("names", [[], ["red", "blue"], [""], ["x" * 300]])
-async def test_h9_a_request_whose_tenant_is_not_told_once_is_refused(names: list[str]) -> None:
+async def test_h9_missing_or_repeated_tenant_is_refused(names: list[str]) -> None:
     tenants = Tenants(cache_salt="tenant", secret=SECRET)
     async with running(tenants=tenants, tenant_header="x-tenant", check_after=False) as router:
         fields = [("x-tenant", name) for name in names]
         assert (await router.ask("POST", "/v1/chat/completions", chat(), *fields)).status == 403
 
 
-async def test_h9_only_a_trusted_proxy_names_the_tenant() -> None:
+async def test_h9_tenant_is_read_from_trusted_proxies_only() -> None:
     tenants = Tenants(cache_salt="tenant", secret=SECRET)
     async with running(tenants=tenants, tenant_header="x-tenant", trusted_proxies=(), check_after=False) as router:
         answer = await router.ask("POST", "/v1/chat/completions", chat(), ("x-tenant", "red"))
@@ -455,9 +455,7 @@ BAD: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_g5_a_bad_configuration_ends_the_start_with_one_line_that_shows_no_secret(
-    name: str, tmp_path: Path
-) -> None:
+async def test_g5_bad_configuration_ends_the_start_without_showing_secrets(name: str, tmp_path: Path) -> None:
     text, said = BAD[name]
     file = tmp_path / "smetric.yaml"
     file.write_text(f"{text}\n")

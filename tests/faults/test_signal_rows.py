@@ -83,7 +83,7 @@ def finite(router: Running) -> bool:
         *("NaN", "Inf", "negative", "1e308"),
     ],
 )
-async def test_e1_a_bad_metrics_page_delays_nobody_and_leaves_decisions_finite(metrics: Script, result: str) -> None:
+async def test_e1_bad_metrics_page_delays_no_request(metrics: Script, result: str) -> None:
     scrape = ScrapeSettings(interval=0.05, timeout=0.2)
     async with running(FakeEngine(), FakeEngine(), policy="smetric", scrape=scrape) as router:
         bad = router.engines[0]
@@ -103,7 +103,7 @@ async def test_e1_a_bad_metrics_page_delays_nobody_and_leaves_decisions_finite(m
         assert f'smetric_telemetry_age_seconds{{instance="{instance.id}"' in text
 
 
-async def test_e1_a_series_that_stands_twice_on_a_page_counts_once() -> None:
+async def test_e1_repeated_series_of_a_page_counts_once() -> None:
     async with running(FakeEngine(), policy="smetric", scrape=ScrapeSettings(interval=0.05, timeout=0.2)) as router:
         instance = router.instance_of(router.engines[0])
         router.engines[0].metrics = values(b"3\nvllm:num_requests_running 3")
@@ -111,7 +111,7 @@ async def test_e1_a_series_that_stands_twice_on_a_page_counts_once() -> None:
         assert instance.requests() == 3
 
 
-async def test_e1_one_hanging_metrics_page_of_four_makes_no_magnet() -> None:
+async def test_e1_hanging_metrics_page_attracts_no_requests() -> None:
     scrape = ScrapeSettings(interval=0.05, timeout=0.2)
     engines = [FakeEngine() for _ in range(4)]
     async with running(*engines, policy="smetric", scrape=scrape) as router:
@@ -132,7 +132,7 @@ async def test_e1_one_hanging_metrics_page_of_four_makes_no_magnet() -> None:
     ],
     ids=["a line of 0.5 MB", "50,000 series", "20,000 labels"],
 )
-async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: bytes, record_property: Tell) -> None:
+async def test_e2_hostile_page_does_not_stall(body: bytes, record_property: Tell) -> None:
     async with running(FakeEngine(), scrape=ScrapeSettings(interval=0.1, timeout=2.0)) as router:
         served = 0
 
@@ -153,7 +153,7 @@ async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: by
         assert finite(router)
 
 
-async def test_e2_two_hundred_instances_are_scraped_once_a_second_without_a_stall() -> None:
+async def test_e2_scraping_200_instances_each_second_does_not_stall() -> None:
     """Each at an address of its own that leads to one engine, whose page is as long as a real one."""
     _, answer = capture("b_metrics_idle")
     engine = FakeEngine()
@@ -170,7 +170,7 @@ async def test_e2_two_hundred_instances_are_scraped_once_a_second_without_a_stal
     await engine.stop()
 
 
-async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the_router_sent_and_says_so() -> None:
+async def test_e4_stale_measurements_fall_back_to_own_counts() -> None:
     with receiving() as collector, exporting(collector.url) as environ:
         scrape = ScrapeSettings(interval=0.05, timeout=0.2, unknown_after=1.0)
         engines = [FakeEngine(), FakeEngine()]
@@ -242,7 +242,7 @@ COLLECTORS: dict[str, Callable[[], AbstractContextManager[Receiver]]] = {
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
-async def test_e5_a_collector_that_fails_holds_up_nothing_and_what_it_does_not_take_is_counted(name: str) -> None:
+async def test_e5_failing_collector_delays_nothing_and_losses_are_counted(name: str) -> None:
     requests = 200
     # The exporter holds a socket of its own, which the leak probe would count.
     with COLLECTORS[name]() as collector, exporting(collector.url) as environ:
@@ -286,7 +286,7 @@ async def collector_of_its_own() -> AsyncIterator[str]:
 
 
 @pytest.mark.slow
-async def test_e5_a_collector_that_hangs_makes_no_request_slower(record_property: Tell) -> None:
+async def test_e5_hanging_collector_delays_no_request(record_property: Tell) -> None:
     """Beside a router whose collector takes everything, both asked in turn; told is the ratio."""
     seconds: dict[str, list[float]] = {"well": [], "hangs": []}
     async with AsyncExitStack() as stack:
@@ -311,14 +311,14 @@ async def test_e5_a_collector_that_hangs_makes_no_request_slower(record_property
     )
 
 
-async def test_e5_a_collector_that_refuses_every_export_loses_only_spans() -> None:
+async def test_e5_refusing_collector_loses_only_spans() -> None:
     with receiving(status=413) as collector, exporting(collector.url) as environ:
         async with running(FakeEngine(), environ=environ) as router:
             assert [(await router.chat()).status for _ in range(20)] == [200] * 20
             await until(lambda: router.application.tracing.dropped > 0)
 
 
-async def test_h4_a_strangers_sampled_flag_records_nothing_and_its_trace_is_but_linked_to() -> None:
+async def test_h4_untrusted_sampled_flag_is_ignored_and_its_trace_linked() -> None:
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     forced = ("traceparent", f"00-{trace}-{parent}-01")
     for share, trusted, recorded in (("0", False, []), ("1", False, ["other"]), ("0", True, ["same"])):
@@ -336,7 +336,7 @@ async def test_h4_a_strangers_sampled_flag_records_nothing_and_its_trace_is_but_
                 assert (linked, span.parent_span_id.hex()) == (([], parent) if trusted else ([parent], ""))
 
 
-async def test_h6_no_prompt_stands_in_a_span() -> None:
+async def test_h6_prompt_is_in_no_span() -> None:
     with receiving() as collector, exporting(collector.url) as environ:
         async with running(FakeEngine(), FakeEngine(), policy="smetric", environ=environ) as router:
             await router.chat(stream=True)

@@ -34,7 +34,7 @@ def ssl_hello() -> bytes:
     return said.read()
 
 
-async def test_b7_a_tls_client_on_a_port_without_tls_is_told_off_at_once_and_nothing_is_raised() -> None:
+async def test_b7_tls_client_on_a_plain_port_is_refused_at_once() -> None:
     async with running(FakeEngine()) as router:
         for url in (router.url, router.admin_url):
             for hello in (CLIENT_HELLO, CLIENT_HELLO[:5], ssl_hello()):
@@ -125,7 +125,7 @@ async def seconds_until_closed(sock: socket.socket) -> float:
     ],
     ids=["silence", "half a record", "half a handshake", "plain HTTP", "nonsense"],
 )
-async def test_b7_who_does_not_shake_hands_is_closed(tmp_path: Path, said: bytes, at_once: bool) -> None:
+async def test_b7_connection_without_a_handshake_is_closed(tmp_path: Path, said: bytes, at_once: bool) -> None:
     async with secure(tmp_path) as router:
         with socket.socket() as client:
             client.connect(("127.0.0.1", router.port))
@@ -135,7 +135,7 @@ async def test_b7_who_does_not_shake_hands_is_closed(tmp_path: Path, said: bytes
             assert took < PATIENCE_S if at_once else PATIENCE_S - 0.1 <= took < PATIENCE_S + 1.0
 
 
-async def test_b7_a_client_that_drops_tls_in_the_middle_aborts_its_request_in_the_engine(tmp_path: Path) -> None:
+async def test_b7_dropped_tls_connection_aborts_in_the_engine(tmp_path: Path) -> None:
     async with secure(tmp_path) as router:
         router.engine.script = hang
         for how in ("without close_notify", "RST"):
@@ -150,7 +150,7 @@ async def test_b7_a_client_that_drops_tls_in_the_middle_aborts_its_request_in_th
             await until(lambda before=before: len(router.engine.aborted) > before)  # type: ignore[misc]
 
 
-async def test_b7_tls_is_served_as_plain_http_is(tmp_path: Path) -> None:
+async def test_b7_tls_serves_like_plain_http(tmp_path: Path) -> None:
     async with secure(tmp_path) as router:
         for stream in (True, False):
             answers = await asyncio.gather(*(router.ask(stream=stream) for _ in range(20)))

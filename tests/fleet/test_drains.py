@@ -24,7 +24,7 @@ def draining(fleet: Fleet) -> list[str]:
     return [instance.id for instance in fleet.instances if instance.draining]
 
 
-def test_what_is_drained_stays_so_over_a_restart_and_what_is_undrained_does_not(tmp_path: Path) -> None:
+def test_drains_survive_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "when missing"
     before = fleet_of("a", "b", "c")
     drains = Drains(before, folder)
@@ -37,7 +37,7 @@ def test_what_is_drained_stays_so_over_a_restart_and_what_is_undrained_does_not(
     assert [path.name for path in folder.iterdir()] == [NAME]
 
 
-def test_of_two_processes_with_one_folder_either_may_be_told(tmp_path: Path) -> None:
+def test_drains_are_shared_by_two_processes(tmp_path: Path) -> None:
     old, new = fleet_of("a", "b"), fleet_of("a", "b", "c")
     drains, successors = Drains(old, tmp_path), Drains(new, tmp_path)
     drains.restore()
@@ -61,7 +61,9 @@ def test_of_two_processes_with_one_folder_either_may_be_told(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("at", ["before", "after"])
-def test_of_two_processes_both_may_be_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_drains_merge_simultaneous_changes_of_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
     first, second = fleet_of("a", "b"), fleet_of("a", "b")
     drains, others = Drains(first, tmp_path), Drains(second, tmp_path)
     drains.restore()
@@ -84,7 +86,7 @@ def test_of_two_processes_both_may_be_told_at_once(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_a_file_that_is_broken_or_gone_while_it_is_followed_changes_nothing(tmp_path: Path) -> None:
+def test_drains_ignore_a_broken_or_missing_file_while_followed(tmp_path: Path) -> None:
     fleet = fleet_of("a")
     drains = Drains(fleet, tmp_path)
     drains.drain(fleet["a"])
@@ -99,7 +101,7 @@ def test_a_file_that_is_broken_or_gone_while_it_is_followed_changes_nothing(tmp_
 
 
 @pytest.mark.parametrize("before", ["", "{"])
-async def test_what_another_process_writes_is_followed_whatever_was_there_before(
+async def test_drains_follow_another_process_over_any_earlier_file(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "COMPARE_EVERY_S", 0.2)  # it is written before anybody watches
@@ -116,7 +118,7 @@ async def test_what_another_process_writes_is_followed_whatever_was_there_before
         await drains.stop()
 
 
-def test_without_a_folder_it_is_said_that_nothing_is_kept() -> None:
+def test_drains_without_a_folder_log_that_nothing_is_kept() -> None:
     fleet = fleet_of("a")
     drains = Drains(fleet, None)
     drains.restore()
@@ -124,7 +126,7 @@ def test_without_a_folder_it_is_said_that_nothing_is_kept() -> None:
     assert draining(fleet) == ["a"]
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_the_drain_holds(tmp_path: Path) -> None:
+def test_drains_hold_if_the_folder_is_read_only(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fleet = fleet_of("a")
     with capture_logs() as lines:
@@ -134,21 +136,21 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_drain_holds(tmp_path: P
     assert draining(fleet) == ["a"]
 
 
-def test_a_file_that_cannot_be_replaced_leaves_no_draft_beside_it(tmp_path: Path) -> None:
+def test_drains_leave_no_temporary_file_after_a_failure(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     fleet = fleet_of("a")
     assert "cannot be written" in Drains(fleet, tmp_path).drain(fleet["a"])
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_a_folder_that_cannot_be_written_is_said_at_the_start_already(tmp_path: Path) -> None:
+def test_drains_log_a_read_only_folder_at_start(tmp_path: Path) -> None:
     (tmp_path / "folder").symlink_to(tmp_path / "nowhere" / "else")
     with capture_logs() as lines:
         Drains(fleet_of("a"), tmp_path / "folder").restore()
     assert [line["event"] for line in lines] == ["smetric.drains.not_kept"]
 
 
-def test_a_start_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+def test_drains_keep_their_file_at_start(tmp_path: Path) -> None:
     before = fleet_of("a", "b")
     assert Drains(before, tmp_path).drain(before["a"]) == ""
     written = (tmp_path / NAME).read_bytes()
@@ -170,7 +172,7 @@ def test_a_start_leaves_the_file_as_it_is(tmp_path: Path) -> None:
         (b" " * 1024 * 1025, "it is larger than 1048576 bytes"),
     ],
 )
-def test_a_file_that_cannot_be_read_drains_nothing(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_drains_of_an_unreadable_file_are_none(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / NAME).write_bytes(content)
     fleet = fleet_of("a")
     with capture_logs() as lines:
@@ -179,7 +181,7 @@ def test_a_file_that_cannot_be_read_drains_nothing(tmp_path: Path, content: byte
     assert draining(fleet) == []
 
 
-def test_a_pipe_in_its_place_holds_nothing_up(tmp_path: Path) -> None:
+def test_drains_do_not_block_on_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / NAME)
     with capture_logs() as lines:
         Drains(fleet_of("a"), tmp_path).restore()

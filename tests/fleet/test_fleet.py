@@ -62,7 +62,7 @@ def seen(fleet: Fleet, model: str) -> object:
 
 
 @given(STEPS)
-def test_kept_or_found_anew_they_are_the_same(steps: list[tuple[int, tuple[str, object], str]]) -> None:
+def test_candidates_are_the_same_cached_or_computed(steps: list[tuple[int, tuple[str, object], str]]) -> None:
     fleet = Fleet(instances(), VOCABULARY, clock=clock)
     for which, (name, value), model in steps:
         seen(fleet, model)
@@ -71,7 +71,7 @@ def test_kept_or_found_anew_they_are_the_same(steps: list[tuple[int, tuple[str, 
         assert seen(fleet, model) == seen(fleet, model) == seen(anew, model)
 
 
-def test_they_are_the_same_object_until_something_of_an_instance_changes() -> None:
+def test_candidates_are_cached_until_an_instance_changes() -> None:
     fleet = Fleet(instances(), VOCABULARY, clock=clock)
     first = fleet.candidates("m")
     fleet["a"].charge(1, 100)
@@ -83,7 +83,7 @@ def test_they_are_the_same_object_until_something_of_an_instance_changes() -> No
     assert fleet.candidates("m") == first
 
 
-def test_a_client_that_names_ever_new_models_takes_no_more_memory() -> None:
+def test_candidates_cache_is_bounded_for_unknown_models() -> None:
     fleet = Fleet(instances(), VOCABULARY, clock=clock)
     kept = [fleet.candidates(str(number)) for number in range(2 * MOST_MODELS)]
     again = [fleet.candidates(str(number)) for number in range(2 * MOST_MODELS)]
@@ -91,7 +91,7 @@ def test_a_client_that_names_ever_new_models_takes_no_more_memory() -> None:
     assert kept == again
 
 
-def test_each_panic_is_counted() -> None:
+def test_candidates_count_panics() -> None:
     fleet = Fleet(instances(), VOCABULARY, clock=clock)
     for instance in fleet.instances:
         instance.healthy = False
@@ -101,13 +101,13 @@ def test_each_panic_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("running", "own", "others"), [(3, 1, 3.0), (1, 5, 0.0), (0, 0, 1.0)])
-def test_what_others_sent_is_what_was_scraped_beyond_the_routers_own(running: int, own: int, others: float) -> None:
+def test_scrape_others_are_those_beyond_own(running: int, own: int, others: float) -> None:
     scrape = Scrape(990.0, running, 1, None, own)
     assert scrape.others == others
     assert dataclasses.replace(scrape, own=0).others == running + 1
 
 
-def test_of_none_nothing_is_old() -> None:
+def test_candidates_may_be_empty() -> None:
     assert (Candidates([]).ids, Candidates([]).others) == ([], [])
 
 
@@ -122,14 +122,14 @@ def ids(instances: list[Instance]) -> list[str]:
     return [instance.id for instance in instances]
 
 
-def test_instances_stand_in_the_order_of_their_ids() -> None:
+def test_fleet_orders_instances_by_id() -> None:
     fleet = small_fleet(Instance("b", "http://b"), Instance("a", "http://a"))
     assert ids(fleet.instances) == ["a", "b"]
     assert fleet["b"].url == "http://b"
     assert fleet.get("c") is None
 
 
-def test_candidates_serve_the_model_or_have_not_said_what_they_serve() -> None:
+def test_candidates_serve_the_model_or_list_no_models() -> None:
     fleet = small_fleet(
         Instance("a", "http://a", models=["m", "m-alias"]),
         Instance("b", "http://b", models=["n"]),
@@ -139,7 +139,7 @@ def test_candidates_serve_the_model_or_have_not_said_what_they_serve() -> None:
     assert ids(fleet.candidates("")) == ["a", "b", "c"]
 
 
-def test_a_model_that_all_are_known_not_to_serve_is_not_found() -> None:
+def test_candidates_of_an_unknown_model_are_404() -> None:
     fleet = small_fleet(Instance("a", "http://a", models=["m"]))
     with pytest.raises(NoCandidate) as caught:
         fleet.candidates("secret-name")
@@ -147,7 +147,7 @@ def test_a_model_that_all_are_known_not_to_serve_is_not_found() -> None:
     assert "secret-name" not in str(caught.value)
 
 
-def test_a_known_model_whose_instances_are_all_out_is_unavailable() -> None:
+def test_candidates_of_an_unavailable_model_are_503() -> None:
     fleet = small_fleet(Instance("a", "http://a", models=["m"]), Instance("b", "http://b", models=["n"]))
     fleet["a"].draining = True
     with pytest.raises(NoCandidate) as caught:
@@ -156,7 +156,7 @@ def test_a_known_model_whose_instances_are_all_out_is_unavailable() -> None:
     assert caught.value.retry_after_s == 1.0
 
 
-def test_unhealthy_instances_are_left_out_until_all_are_unhealthy() -> None:
+def test_candidates_leave_out_unhealthy_unless_all_are() -> None:
     fleet = small_fleet(Instance("a", "http://a"), Instance("b", "http://b"))
     fleet["a"].healthy = False
     assert ids(fleet.candidates("m")) == ["b"]
@@ -164,7 +164,7 @@ def test_unhealthy_instances_are_left_out_until_all_are_unhealthy() -> None:
     assert ids(fleet.candidates("m")) == ["a", "b"]
 
 
-def test_as_many_healthy_ones_as_the_tolerated_share_are_no_panic() -> None:
+def test_candidates_panic_below_the_tolerated_share() -> None:
     instances = [Instance(f"gpu-{number}", f"http://gpu-{number}") for number in range(25)]
     fleet = Fleet(instances, VOCABULARY, health=Health(instances, Tolerance(panic_below=56 / 100)))
     for instance in instances[14:]:
@@ -174,7 +174,7 @@ def test_as_many_healthy_ones_as_the_tolerated_share_are_no_panic() -> None:
     assert len(fleet.candidates("m")) == 25
 
 
-def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> None:
+def test_candidates_leave_out_deprioritized_unless_all_are() -> None:
     one, two = Instance("a", "http://a"), Instance("b", "http://b")
     fleet = small_fleet(one, two)
     one.deprioritized = True
@@ -185,12 +185,12 @@ def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> 
     assert fleet.panics == 0
 
 
-def test_excluded_instances_are_left_out() -> None:
+def test_candidates_leave_out_excluded() -> None:
     fleet = small_fleet(*(Instance(name, f"http://{name}") for name in "abc"))
     assert ids(fleet.candidates("m", exclude=[fleet["a"]])) == ["b", "c"]
 
 
-def test_a_snapshot_holds_a_column_for_every_feature_that_is_no_lookup() -> None:
+def test_snapshot_has_a_column_for_each_feature_without_lookup() -> None:
     fleet = small_fleet(Instance("a", "http://a", role="prefill", pool="p", zone="z"), Instance("b", "http://b"))
     snapshot = fleet.snapshot(Candidates(fleet.instances), VOCABULARY.features)
     assert set(snapshot.columns) == {name for name, feature in VOCABULARY.features.items() if not feature.lookup}
@@ -198,13 +198,13 @@ def test_a_snapshot_holds_a_column_for_every_feature_that_is_no_lookup() -> None
     assert all(len(column) == 2 for column in snapshot.columns.values())
 
 
-def test_every_feature_of_the_table_is_filled_by_somebody() -> None:
+def test_features_are_all_filled_by_sources_or_fleet() -> None:
     by_sources = {name for name, feature in VOCABULARY.features.items() if feature.lookup or feature.measured}
     filled = set(SCRAPED) | set(CERTAIN) | by_sources
     assert filled == set(VOCABULARY.features)
 
 
-def test_a_scraped_value_keeps_its_stamp_and_is_corrected_by_the_ledger() -> None:
+def test_snapshot_corrects_scraped_values_by_the_ledger() -> None:
     clock = Clock()
     fleet = small_fleet(Instance("a", "http://a"), clock=clock)
     instance = fleet["a"]
@@ -215,7 +215,7 @@ def test_a_scraped_value_keeps_its_stamp_and_is_corrected_by_the_ledger() -> Non
     assert snapshot.age("requests") == [2.0]
 
 
-def test_a_silent_instance_keeps_its_last_load_and_then_takes_the_mean_of_the_known() -> None:
+def test_snapshot_gives_silent_instance_its_last_load_then_the_mean() -> None:
     clock = Clock()
     fleet = small_fleet(*(Instance(name, f"http://{name}") for name in "abc"), clock=clock)
     a, b, c = fleet.instances
@@ -230,7 +230,7 @@ def test_a_silent_instance_keeps_its_last_load_and_then_takes_the_mean_of_the_kn
     assert snapshot.is_known("requests") == [False, True, True]
 
 
-def test_what_we_sent_ourselves_is_certain_even_when_nothing_else_is() -> None:
+def test_snapshot_counts_own_requests_without_scrapes() -> None:
     fleet = small_fleet(Instance("a", "http://a"), Instance("b", "http://b"))
     a, b = fleet.instances
     for _ in range(9):
@@ -242,7 +242,7 @@ def test_what_we_sent_ourselves_is_certain_even_when_nothing_else_is() -> None:
     assert fleet.snapshot(Candidates([a, b]), ["requests"]).columns["requests"] == [9, 2]
 
 
-def test_hits_are_clamped_to_the_prompt_and_carry_their_origin() -> None:
+def test_snapshot_clamps_hits_and_keeps_their_origin() -> None:
     fleet = small_fleet(Instance("a", "http://a"), Instance("b", "http://b"))
     snapshot = fleet.snapshot(Candidates(fleet.instances), ["hit_len"])
     fleet.fill(snapshot, "hit_len", [5000.0, None], "kv_events", 4096)
@@ -252,7 +252,7 @@ def test_hits_are_clamped_to_the_prompt_and_carry_their_origin() -> None:
     assert [snapshot.origin("hit_len", at) for at in range(2)] == ["kv_events", ""]
 
 
-def test_a_lookup_not_fetched_yet_is_absent() -> None:
+def test_snapshot_lacks_lookups_not_fetched() -> None:
     fleet = small_fleet(Instance("a", "http://a"))
     assert "hit_len" not in fleet.snapshot(Candidates(fleet.instances), ["hit_len", "requests"]).columns
 
@@ -325,7 +325,7 @@ BALANCING = ["smetric", "load_only", "aibrix_prefix_sigma", "dynamo"]
 
 
 @pytest.mark.parametrize("policy_name", BALANCING)
-def test_the_share_of_first_turns_grows_evenly_over_the_slow_start(policy_name: str) -> None:
+def test_slow_start_grows_the_share_of_first_turns_evenly(policy_name: str) -> None:
     seen = first_turns(policy_name)
     assert share(seen, -10.0, 0.0) == 0
     for middle in (5.0, 10.0, 15.0, 20.0, 25.0):
@@ -334,7 +334,7 @@ def test_the_share_of_first_turns_grows_evenly_over_the_slow_start(policy_name: 
     assert share(seen, 35.0, 60.0) == pytest.approx(1.0, abs=0.1)
 
 
-def test_without_it_one_that_comes_back_is_flooded() -> None:
+def test_slow_start_off_floods_a_returning_instance() -> None:
     """What the phantom load is against: the empty one is the least loaded until it is as loaded as the others."""
     clock = Clock(0.0)
     fleet = cold_fleet(clock, slow_start_s=0)
@@ -350,7 +350,7 @@ def test_without_it_one_that_comes_back_is_flooded() -> None:
         fleet.instances[0].own += 1
 
 
-def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
+def test_slow_start_adds_phantom_load_with_its_source() -> None:
     clock = Clock(0.0)
     fleet = cold_fleet(clock, 3)
     one, two, three = fleet.instances
@@ -383,7 +383,7 @@ def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
     assert fleet.snapshot(Candidates(fleet.instances), ["requests"]).origins == {}
 
 
-def test_where_all_have_come_back_at_once_nothing_is_added() -> None:
+def test_slow_start_of_all_instances_adds_nothing() -> None:
     clock = Clock(0.0)
     fleet = cold_fleet(clock, 2)
     for instance, own in zip(fleet.instances, (3, 5), strict=True):
@@ -398,7 +398,7 @@ ONE = InstanceSettings(url="http://127.0.0.1:1", id="b", models=("m",), role="de
 OTHER = InstanceSettings(url="http://127.0.0.1:2", id="a")
 
 
-def test_instances_are_what_the_settings_say_of_them(tmp_path: Path) -> None:
+def test_fleet_of_settings_has_their_values(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sk-of-a\n")
     settings = Settings(
@@ -417,7 +417,7 @@ def test_instances_are_what_the_settings_say_of_them(tmp_path: Path) -> None:
     assert fleet.unknown_after_s == 7.0
 
 
-def test_an_ejection_is_reported_with_its_reason() -> None:
+def test_fleet_reports_ejections_with_their_reason() -> None:
     ejected: list[tuple[str, str]] = []
     fleet = fleet_of(Settings(instances=(ONE, OTHER)), lambda instance, reason: ejected.append((instance.id, reason)))
     for _ in range(5):
@@ -425,7 +425,7 @@ def test_an_ejection_is_reported_with_its_reason() -> None:
     assert ejected == [("a", "probe")]
 
 
-def test_a_key_that_cannot_be_read_names_its_instance(tmp_path: Path) -> None:
+def test_fleet_names_the_instance_of_an_unreadable_key(tmp_path: Path) -> None:
     settings = Settings(instances=(replace(OTHER, api_key_file=str(tmp_path / "none")),))
     with pytest.raises(ConfigError, match="instances: a: api_key_file"):
         fleet_of(settings, lambda *_: None)

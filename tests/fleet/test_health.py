@@ -39,7 +39,7 @@ class LatencyWard:
         return [instance.state for instance in self.instances]
 
 
-def test_one_whose_streams_wait_ten_times_longer_is_ejected_within_a_few_of_them() -> None:
+def test_latency_ejects_a_tenfold_slower_instance_within_few_streams() -> None:
     ward = LatencyWard()
     ward.stream(0.3, 0.3, 0.3, 0.3, times=20)
     assert ward.reasons == []
@@ -48,7 +48,7 @@ def test_one_whose_streams_wait_ten_times_longer_is_ejected_within_a_few_of_them
     assert ward.reasons == [("gpu-0", "slow")]
 
 
-def test_it_comes_back_by_a_slow_start_and_what_it_did_before_is_forgotten() -> None:
+def test_latency_ejection_ends_in_a_slow_start_and_is_forgotten() -> None:
     ward = LatencyWard()
     ward.stream(3.0, 0.3, 0.3, 0.3, times=KEPT)
     ward.now += 30.0
@@ -58,7 +58,7 @@ def test_it_comes_back_by_a_slow_start_and_what_it_did_before_is_forgotten() -> 
     assert ward.reasons == [("gpu-0", "slow")]
 
 
-def test_one_that_is_still_slow_is_ejected_again_for_longer() -> None:
+def test_latency_ejects_again_for_longer() -> None:
     ward = LatencyWard()
     ward.stream(3.0, 0.3, 0.3, 0.3, times=KEPT)
     ward.now += 30.0
@@ -70,14 +70,14 @@ def test_one_that_is_still_slow_is_ejected_again_for_longer() -> None:
     assert ward.states()[0] is State.EJECTED
 
 
-def test_four_times_longer_is_borne_and_so_is_what_nobody_notices() -> None:
+def test_latency_tolerates_small_factors_and_short_waits() -> None:
     ward = LatencyWard()
     ward.stream(1.2, 0.3, 0.3, 0.3, times=20)
     ward.stream(NOTICED_S * 0.9, 0.002, 0.002, 0.002, times=20)
     assert ward.reasons == []
 
 
-def test_a_single_late_answer_says_nothing() -> None:
+def test_latency_ignores_a_single_late_answer() -> None:
     ward = LatencyWard()
     for _ in range(10):
         ward.stream(30.0, 0.3, 0.3, 0.3)
@@ -85,13 +85,13 @@ def test_a_single_late_answer_says_nothing() -> None:
     assert ward.reasons == []
 
 
-def test_where_most_are_slow_nobody_is() -> None:
+def test_latency_ejects_none_if_most_are_slow() -> None:
     ward = LatencyWard()
     ward.stream(3.0, 3.0, 3.0, 0.3, times=20)
     assert ward.reasons == []
 
 
-def test_of_two_the_slower_one_is_ejected_and_one_alone_never() -> None:
+def test_latency_ejects_the_slower_of_two_but_never_the_only_one() -> None:
     two = LatencyWard(Instance("a", "http://a"), Instance("b", "http://b"))
     two.stream(3.0, 0.3, times=KEPT)
     assert two.reasons == [("a", "slow")]
@@ -100,7 +100,7 @@ def test_of_two_the_slower_one_is_ejected_and_one_alone_never() -> None:
     assert one.reasons == []
 
 
-def test_long_prompts_and_queues_of_our_making_count_against_nobody() -> None:
+def test_latency_discounts_long_prompts_and_own_queues() -> None:
     ward = LatencyWard()
     for _ in range(20):
         ward.now += 1.0
@@ -110,7 +110,7 @@ def test_long_prompts_and_queues_of_our_making_count_against_nobody() -> None:
     assert ward.reasons == []
 
 
-def test_prompts_that_are_cached_more_than_the_router_knows_count_against_nobody() -> None:
+def test_latency_discounts_prompts_cached_unknown_to_the_router() -> None:
     ward = LatencyWard()
     for _ in range(20):
         ward.now += 1.0
@@ -121,13 +121,13 @@ def test_prompts_that_are_cached_more_than_the_router_knows_count_against_nobody
 
 
 @pytest.mark.parametrize("other", [Instance("o", "http://o", role="prefill"), Instance("o", "http://o", pool="old")])
-def test_only_those_of_one_kind_are_compared(other: Instance) -> None:
+def test_latency_compares_instances_of_one_role(other: Instance) -> None:
     ward = LatencyWard(other, *(Instance(f"gpu-{i}", f"http://{i}") for i in range(2)))
     ward.stream(30.0, 0.3, 0.3, times=20)
     assert ward.reasons == []
 
 
-def test_only_those_that_serve_the_same_models_are_compared_whatever_their_adapters() -> None:
+def test_latency_compares_instances_of_the_same_models() -> None:
     large = Instance("large", "http://large", models=["large"])
     small = [Instance(f"small-{i}", f"http://{i}", models=["small"]) for i in range(3)]
     small[0].models, small[0].adapters = frozenset({"small", "lora"}), frozenset({"lora"})
@@ -136,7 +136,7 @@ def test_only_those_that_serve_the_same_models_are_compared_whatever_their_adapt
     assert ward.reasons == [("small-0", "slow")]
 
 
-def test_what_was_long_ago_is_no_measure() -> None:
+def test_latency_ignores_old_waits() -> None:
     ward = LatencyWard()
     ward.stream(0.3, 0.3, 0.3, 0.3, times=KEPT)
     ward.now += FRESH_S
@@ -146,19 +146,19 @@ def test_what_was_long_ago_is_no_measure() -> None:
     assert ward.reasons == []
 
 
-def test_no_more_are_ejected_than_may_be() -> None:
+def test_latency_ejects_no_more_than_the_bound() -> None:
     ward = LatencyWard(*(Instance(f"gpu-{i:02}", f"http://{i}") for i in range(10)))
     ward.stream(*[3.0] * 4, *[0.3] * 6, times=20)
     assert ward.states().count(State.EJECTED) == 3
 
 
-def test_a_factor_of_zero_ejects_nobody() -> None:
+def test_latency_factor_of_zero_ejects_none() -> None:
     ward = LatencyWard(slow_factor=0.0)
     ward.stream(100.0, 0.3, 0.3, 0.3, times=20)
     assert ward.reasons == []
 
 
-def test_a_new_process_is_not_judged_by_what_the_old_one_did() -> None:
+def test_latency_of_a_past_process_is_forgotten() -> None:
     ward = LatencyWard(slow_start_s=0.0)
     ward.stream(3.0, 0.3, 0.3, 0.3, times=FEWEST - 1)
     ward.health.restarted(ward.instances[0])
@@ -199,7 +199,7 @@ class Ward:
         return [instance.state for instance in self.instances]
 
 
-def test_probes_that_fail_in_a_row_make_it_ill_and_two_that_succeed_well_again() -> None:
+def test_probes_failing_in_a_row_eject_and_two_successes_restore() -> None:
     ward = Ward(tolerance=Tolerance(fall=3))
     one = ward.instances[0]
     ward.probe(one, ok=False, times=2)
@@ -217,7 +217,7 @@ def test_probes_that_fail_in_a_row_make_it_ill_and_two_that_succeed_well_again()
     assert ward.ejections == [("gpu-0", "probe")]
 
 
-def test_a_refused_connection_is_enough_and_probes_bring_it_back() -> None:
+def test_refused_connection_ejects_until_probes_succeed() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.refused(one)
@@ -228,7 +228,7 @@ def test_a_refused_connection_is_enough_and_probes_bring_it_back() -> None:
     assert ward.ejections == [("gpu-0", "connect")]
 
 
-def test_five_failures_in_a_row_eject_it_and_a_success_between_does_not() -> None:
+def test_five_consecutive_failures_eject() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.fail(one, 4)
@@ -240,7 +240,7 @@ def test_five_failures_in_a_row_eject_it_and_a_success_between_does_not() -> Non
     assert ward.ejections == [("gpu-0", "timeout")]
 
 
-def test_an_ejection_lasts_longer_each_time_up_to_a_cap_and_is_forgiven() -> None:
+def test_ejection_time_grows_to_a_cap_and_decays() -> None:
     ward = Ward(tolerance=Tolerance(longest_ejection_s=75.0, slow_start_s=0))
     one = ward.instances[0]
     for lasting in (30.0, 60.0, 75.0, 75.0):
@@ -255,7 +255,7 @@ def test_an_ejection_lasts_longer_each_time_up_to_a_cap_and_is_forgiven() -> Non
     assert one.healthy
 
 
-def test_at_most_the_given_share_is_ejected_but_one_always_may_be() -> None:
+def test_ejections_are_bounded_but_one_is_always_possible() -> None:
     ward = Ward(10, Tolerance(max_ejected=0.3))
     for instance in ward.instances:
         ward.fail(instance)
@@ -269,7 +269,7 @@ def test_at_most_the_given_share_is_ejected_but_one_always_may_be() -> None:
     assert lone.states() == [State.EJECTED]
 
 
-def test_one_that_had_to_stay_is_ejected_as_soon_as_there_is_room() -> None:
+def test_postponed_ejection_follows_once_there_is_room() -> None:
     ward = Ward(2)
     first, second = ward.instances
     ward.fail(first)
@@ -280,7 +280,7 @@ def test_one_that_had_to_stay_is_ejected_as_soon_as_there_is_room() -> None:
     assert (first.healthy, second.healthy) == (True, False)
 
 
-def test_one_restart_costs_nothing_but_one_that_comes_and_goes_stays_out_for_longer() -> None:
+def test_single_restart_is_free_but_flapping_stays_out_longer() -> None:
     ward = Ward()
     one = ward.instances[0]
     out = []
@@ -296,7 +296,7 @@ def test_one_restart_costs_nothing_but_one_that_comes_and_goes_stays_out_for_lon
     assert out == [0.0, 29.0, 59.0, 89.0]
 
 
-def test_a_new_process_lifts_an_ejection_but_not_that_of_one_that_comes_and_goes() -> None:
+def test_new_process_lifts_an_ejection_unless_it_flaps() -> None:
     ward = Ward()
     one, other = ward.instances[:2]
     ward.fail(one)
@@ -309,7 +309,7 @@ def test_a_new_process_lifts_an_ejection_but_not_that_of_one_that_comes_and_goes
     assert not other.healthy
 
 
-def test_one_that_is_restarted_for_its_failures_is_back_with_its_new_process() -> None:
+def test_instance_restarted_for_failures_returns_at_once() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.fail(one)
@@ -321,7 +321,7 @@ def test_one_that_is_restarted_for_its_failures_is_back_with_its_new_process() -
     assert (one.healthy, one.state) == (True, State.WARMING)
 
 
-def test_an_engine_that_says_it_is_ending_drains_until_another_process_answers() -> None:
+def test_stopping_engine_drains_until_a_new_process_answers() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.stopping(one)
@@ -332,7 +332,7 @@ def test_an_engine_that_says_it_is_ending_drains_until_another_process_answers()
     assert (one.draining, one.state) == (False, State.WARMING)
 
 
-def test_an_engine_that_was_ending_and_then_gone_is_another_process_when_it_answers() -> None:
+def test_stopping_engine_that_was_gone_returns_as_a_new_process() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.stopping(one)
@@ -342,7 +342,7 @@ def test_an_engine_that_was_ending_and_then_gone_is_another_process_when_it_answ
     assert (one.healthy, one.draining) == (True, False)
 
 
-def test_an_engine_that_never_ends_is_tried_again_after_the_longest_ejection() -> None:
+def test_stopping_engine_is_tried_again_after_the_longest_ejection() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.stopping(one)
@@ -352,7 +352,7 @@ def test_an_engine_that_never_ends_is_tried_again_after_the_longest_ejection() -
     assert not one.draining
 
 
-def test_two_aborted_answers_in_a_row_mean_that_the_engine_is_ending() -> None:
+def test_two_consecutive_aborted_answers_mark_the_engine_as_stopping() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.aborted(one)
@@ -363,7 +363,7 @@ def test_two_aborted_answers_in_a_row_mean_that_the_engine_is_ending() -> None:
     assert one.state is State.STOPPING
 
 
-def test_the_last_that_takes_requests_is_not_taken_to_be_ending_for_aborted_answers() -> None:
+def test_aborted_answers_do_not_mark_the_last_instance_as_stopping() -> None:
     ward = Ward(2)
     one, other = ward.instances
     ward.health.refused(other)
@@ -375,7 +375,7 @@ def test_the_last_that_takes_requests_is_not_taken_to_be_ending_for_aborted_answ
     assert one.state is State.STOPPING
 
 
-def test_an_operator_drains_and_undrains_whatever_its_health() -> None:
+def test_drain_and_undrain_are_independent_of_health() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.drain(one)
@@ -388,7 +388,7 @@ def test_an_operator_drains_and_undrains_whatever_its_health() -> None:
     assert (one.draining, one.state, ward.health.drained()) == (False, State.WARMING, [])
 
 
-def test_one_that_comes_back_is_cold_and_warms_evenly() -> None:
+def test_slow_start_warms_a_returning_instance_evenly() -> None:
     ward = Ward()
     one, other = ward.instances[:2]
     assert ward.health.slow_start_remaining([one, other]) is None
@@ -405,13 +405,13 @@ def test_one_that_comes_back_is_cold_and_warms_evenly() -> None:
     assert one.state is State.WELL
 
 
-def test_a_new_process_is_cold_even_where_nobody_saw_the_old_one_go() -> None:
+def test_slow_start_applies_to_an_unnoticed_restart() -> None:
     ward = Ward()
     ward.health.restarted(ward.instances[0])
     assert ward.states()[0] is State.WARMING
 
 
-def test_without_a_slow_start_nobody_is_cold() -> None:
+def test_slow_start_may_be_off() -> None:
     ward = Ward(tolerance=Tolerance(slow_start_s=0))
     ward.health.restarted(ward.instances[0])
     assert ward.health.slow_start_remaining(ward.instances) is None
@@ -435,7 +435,7 @@ def ask(ward: Ward, *attempts: tuple[int, str, int | None]) -> None:
         *((names.ABORTED, status) for status in (200, None)),
     ],
 )
-def test_what_the_client_caused_and_a_full_queue_say_nothing(result: str, status: int | None) -> None:
+def test_client_errors_and_full_queues_do_not_count_as_failures(result: str, status: int | None) -> None:
     ward = Ward()
     for _ in range(4):
         ask(ward, (0, names.STATUS_5XX, 500))
@@ -446,7 +446,7 @@ def test_what_the_client_caused_and_a_full_queue_say_nothing(result: str, status
     assert ward.states()[0] is State.EJECTED
 
 
-def test_a_poisonous_request_ejects_nobody_however_often_it_comes() -> None:
+def test_poisonous_request_never_ejects() -> None:
     ward = Ward()
     for _ in range(100):
         ask(ward, (0, names.STATUS_5XX, 500), (1, names.STATUS_5XX, 500))
@@ -454,14 +454,14 @@ def test_a_poisonous_request_ejects_nobody_however_often_it_comes() -> None:
     assert ward.states() == [State.WELL] * 4
 
 
-def test_one_that_fails_what_another_can_do_is_to_blame() -> None:
+def test_failure_counts_if_another_instance_succeeds() -> None:
     ward = Ward()
     for _ in range(5):
         ask(ward, (0, names.CLOSED, None), (1, names.OK, 200))
     assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
 
 
-def test_who_fails_is_judged_when_another_begins_to_answer_and_not_when_its_stream_ends() -> None:
+def test_failure_counts_when_another_instance_begins_to_answer() -> None:
     ward = Ward()
     trials = [AttemptLog(ward.health) for _ in range(5)]
     for trial in trials:
@@ -475,7 +475,7 @@ def test_who_fails_is_judged_when_another_begins_to_answer_and_not_when_its_stre
 
 
 @pytest.mark.parametrize("is_judged", [False, True], ids=["before it ends", "before it is judged"])
-def test_what_was_sent_to_a_process_that_is_gone_is_no_fault_of_the_one_that_answers_now(is_judged: bool) -> None:
+def test_failure_of_a_past_process_does_not_count(is_judged: bool) -> None:
     ward = Ward()
     one = ward.instances[0]
     trials = [(AttemptLog(ward.health), one.charge(1, 0)) for _ in range(10)]
@@ -494,7 +494,7 @@ def test_what_was_sent_to_a_process_that_is_gone_is_no_fault_of_the_one_that_ans
     assert (one.state, one.deprioritized, ward.ejections) == (State.WARMING, False, [])
 
 
-def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
+def test_full_instance_is_deprioritized_briefly_and_stays_well() -> None:
     ward = Ward()
     one, two, *_ = ward.instances
     changes: list[str] = []
@@ -512,7 +512,7 @@ def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
 
 
 @pytest.mark.parametrize(("result", "status"), [(names.STATUS_5XX, 500), (names.CLOSED, None), (names.OK, 429)])
-def test_while_nobody_knows_who_is_to_blame_others_are_asked_after_five_failures(result: str, status: int) -> None:
+def test_five_suspect_failures_deprioritize(result: str, status: int) -> None:
     ward = Ward()
 
     def try_on(number: int, result: str, status: int | None) -> None:
@@ -531,13 +531,13 @@ def test_while_nobody_knows_who_is_to_blame_others_are_asked_after_five_failures
     assert not any(instance.deprioritized for instance in ward.instances)
 
 
-def test_refused_connections_are_no_fault_of_the_request() -> None:
+def test_refused_connections_do_not_count_for_the_request() -> None:
     ward = Ward()
     ask(ward, (0, names.CONNECT_ERROR, None), (1, names.CONNECT_TIMEOUT, None))
     assert ward.states() == [State.REFUSING, State.REFUSING, State.WELL, State.WELL]
 
 
-def test_an_aborted_answer_is_no_success() -> None:
+def test_aborted_answer_is_not_a_success() -> None:
     ward = Ward()
     for _ in range(2):
         trial = AttemptLog(ward.health)
@@ -558,7 +558,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_in_the_end_everybody_who_answers_is_well_again(events: list[tuple[int, str, float]]) -> None:
+def test_all_answering_instances_recover_in_the_end(events: list[tuple[int, str, float]]) -> None:
     ward = Ward()
     health = ward.health
     for number, what, seconds in events:
@@ -597,5 +597,5 @@ def test_in_the_end_everybody_who_answers_is_well_again(events: list[tuple[int, 
     assert health.slow_start_remaining(ward.instances) is None
 
 
-def test_states_and_reasons_are_those_of_the_table() -> None:
+def test_states_and_reasons_match_the_table_of_names() -> None:
     assert tuple(state.value for state in State) == names.STATES

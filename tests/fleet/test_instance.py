@@ -15,7 +15,7 @@ def scrape(running: float, waiting: float, own: int, at: float = 0.0) -> Scrape:
     return Scrape(measured_at=at, running=running, waiting=waiting, kv_usage=None, own=own)
 
 
-def test_a_charge_counts_prompts_and_new_tokens_until_it_ends() -> None:
+def test_charge_counts_prompt_and_new_tokens_until_released() -> None:
     instance = Instance("a", "http://a")
     lease = instance.charge(2, 1000, 600)
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (2, 400, 1000)
@@ -25,7 +25,7 @@ def test_a_charge_counts_prompts_and_new_tokens_until_it_ends() -> None:
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (0, 0, 0)
 
 
-def test_a_lease_is_released_once_however_often_it_is_asked_to() -> None:
+def test_lease_is_released_once() -> None:
     instance = Instance("a", "http://a")
     other = instance.charge(1, 10)
     lease = instance.charge(1, 10)
@@ -37,13 +37,13 @@ def test_a_lease_is_released_once_however_often_it_is_asked_to() -> None:
     assert instance.own == 0
 
 
-def test_a_hit_beyond_the_prompt_leaves_nothing_to_prefill() -> None:
+def test_hit_beyond_the_prompt_leaves_nothing_to_prefill() -> None:
     instance = Instance("a", "http://a")
     instance.charge(1, 100, 160)
     assert instance.unprefilled == 0
 
 
-def test_a_lease_belongs_to_the_object_not_to_the_name() -> None:
+def test_lease_belongs_to_the_object_not_the_name() -> None:
     old = Instance("a", "http://a")
     lease = old.charge(1, 10)
     new = Instance("a", "http://a")
@@ -51,7 +51,7 @@ def test_a_lease_belongs_to_the_object_not_to_the_name() -> None:
     assert (old.own, new.own) == (0, 0)
 
 
-def test_requests_are_scraped_plus_sent_since_minus_ended_since() -> None:
+def test_requests_are_scraped_plus_sent_minus_ended() -> None:
     instance = Instance("a", "http://a")
     before = [instance.charge(1, 10) for _ in range(3)]
     # The engine runs our three and four of somebody else's.
@@ -64,7 +64,7 @@ def test_requests_are_scraped_plus_sent_since_minus_ended_since() -> None:
     assert instance.requests() == 6
 
 
-def test_an_engine_that_has_not_seen_our_requests_yet_does_not_hide_them() -> None:
+def test_scrape_does_not_hide_requests_on_their_way() -> None:
     instance = Instance("a", "http://a")
     for _ in range(5):
         instance.charge(1, 10)
@@ -72,7 +72,7 @@ def test_an_engine_that_has_not_seen_our_requests_yet_does_not_hide_them() -> No
     assert instance.requests() == 5
 
 
-def test_without_metrics_the_load_is_the_routers_own() -> None:
+def test_load_without_metrics_is_own() -> None:
     instance = Instance("a", "http://a")
     assert instance.requests() == 0
     instance.charge(3, 10)
@@ -80,7 +80,7 @@ def test_without_metrics_the_load_is_the_routers_own() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60))
-def test_any_order_of_events_ends_at_zero(seed: int, steps: int) -> None:
+def test_ledger_ends_at_zero_after_any_order_of_events(seed: int, steps: int) -> None:
     rng = random.Random(seed)
     instance = Instance("a", "http://a")
     leases: list[Lease] = []
@@ -106,13 +106,13 @@ def test_any_order_of_events_ends_at_zero(seed: int, steps: int) -> None:
     assert not instance.decoding
 
 
-def test_capacity_is_known_once_the_engine_has_said_both_numbers() -> None:
+def test_capacity_needs_both_numbers_of_the_engine() -> None:
     assert CacheConfig().capacity_tokens is None
     assert CacheConfig(block_size=16).capacity_tokens is None
     assert CacheConfig(block_size=16, num_blocks=100).capacity_tokens == 1600
 
 
-def test_the_cost_of_a_prefill_counts_attention_to_all_before_it() -> None:
+def test_prefill_cost_includes_attention_to_the_prefix() -> None:
     instance = Instance("a", "http://a", attention_tokens=1000)
     first = instance.charge(1, 2000, 500)
     second = instance.charge(1, 100)
@@ -125,7 +125,7 @@ def test_the_cost_of_a_prefill_counts_attention_to_all_before_it() -> None:
     assert instance.unprefilled_cost() == 0
 
 
-def test_what_another_tier_holds_is_fetched_not_computed() -> None:
+def test_prefill_cost_excludes_blocks_of_another_tier() -> None:
     instance = Instance("a", "http://a")
     lease = instance.charge(1, 1000, 300, stored=900)
     assert (lease.new_tokens, lease.fetched, lease.computed) == (700, 600, 100)
@@ -141,7 +141,7 @@ class Passed:
     events: int = 0
 
 
-def test_what_was_streamed_back_is_counted_while_its_request_runs() -> None:
+def test_generated_tokens_count_while_the_request_runs() -> None:
     instance = Instance("a", "http://a")
     lease, whole = instance.charge(1, 1600, 800), instance.charge(1, 320)
     lease.answer = passed = Passed()

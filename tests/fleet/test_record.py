@@ -25,7 +25,7 @@ def test_hit_is_unknown_without_a_chosen_instance() -> None:
     assert (pinned.hit, pinned.best_hit) == (None, None)
 
 
-def test_as_counted_keeps_the_share_of_an_estimated_prompt() -> None:
+def test_count_keeps_the_share_of_an_estimated_prompt() -> None:
     made = samples.record()  # of 1,000 tokens
     assert made.as_counted(880, 500) == 440
     made.tokens_source = "exact"

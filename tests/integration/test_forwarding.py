@@ -225,7 +225,7 @@ async def test_error_text_says_how_an_instance_failed_to_answer(raw: bytes, told
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_no_error_event_follows_the_end_marker_of_a_stream(path: str) -> None:
+async def test_stream_past_its_end_marker_gets_no_error_event(path: str) -> None:
     """A client that reads to the end marker has the whole answer; its connection ends abnormally too."""
     end = {
         "/v1/messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',

@@ -96,9 +96,7 @@ def kind_of(value: AnyValue) -> str:
     return KINDS[str(which)]
 
 
-async def test_each_request_is_one_trace_of_server_decision_shadow_and_attempt(
-    receiver: Receiver, tmp_path: Path
-) -> None:
+async def test_trace_has_server_decision_shadow_and_attempt_spans(receiver: Receiver, tmp_path: Path) -> None:
     async with engines(3) as fleet, router(tmp_path, fleet.urls, ["a", "b", "c"], shadow=["bailian"]) as url:
         await converse(url, 2)
     first, second = traces(receiver.spans)
@@ -128,7 +126,7 @@ async def test_each_request_is_one_trace_of_server_decision_shadow_and_attempt(
     assert after["smetric.prefix.hit_tokens"] > 0
 
 
-async def test_names_and_types_are_those_of_the_table_and_no_prompt_is_sent(receiver: Receiver, tmp_path: Path) -> None:
+async def test_attributes_match_the_table_and_hold_no_prompt(receiver: Receiver, tmp_path: Path) -> None:
     async with engines(2) as fleet, router(tmp_path, fleet.urls, ["a", "b"], shadow=["bailian"]) as url:
         await converse(url, 2, **{"x-session-id": f"{CANARY}-session", "authorization": f"Bearer {CANARY}"})
     table = {attribute.name: attribute.type for attribute in names.ATTRIBUTES}
@@ -141,9 +139,7 @@ async def test_names_and_types_are_those_of_the_table_and_no_prompt_is_sent(rece
         assert CANARY.encode() not in one.span.SerializeToString()
 
 
-async def test_the_resource_says_which_router_it_is_and_the_scope_that_it_is_smetric(
-    receiver: Receiver, tmp_path: Path
-) -> None:
+async def test_resource_names_the_router_and_scope_names_smetric(receiver: Receiver, tmp_path: Path) -> None:
     async with engines(1) as fleet, router(tmp_path, fleet.urls, ["a"]) as url:
         await converse(url, 1)
     (resource,) = {tuple(sorted(one.resource.items())) for one in receiver.spans}
@@ -157,9 +153,7 @@ async def test_the_resource_says_which_router_it_is_and_the_scope_that_it_is_sme
     assert {one.scope for one in receiver.spans} == {names.SCOPE}
 
 
-async def test_no_attribute_is_longer_than_collectors_keep_however_many_and_long_the_ids(
-    receiver: Receiver, tmp_path: Path
-) -> None:
+async def test_attributes_fit_collectors_with_many_long_ids(receiver: Receiver, tmp_path: Path) -> None:
     ids = [f"{number:03}-{'x' * 124}" for number in range(12)]
     async with (
         engines(len(ids)) as fleet,
@@ -174,7 +168,7 @@ async def test_no_attribute_is_longer_than_collectors_keep_however_many_and_long
     assert all("←" in one.attributes["output.value"] for one in receiver.named("route"))
 
 
-async def test_the_callers_trace_goes_on_through_the_router(receiver: Receiver, tmp_path: Path) -> None:
+async def test_trace_of_the_caller_continues(receiver: Receiver, tmp_path: Path) -> None:
     trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     trusting = {"trusted_proxies": ["127.0.0.1"]}
     async with engines(1) as fleet, router(tmp_path, fleet.urls, ["a"], **trusting) as url:

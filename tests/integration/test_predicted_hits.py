@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 NEAR_TOKENS = 32
 
 
-async def test_predicted_hits_of_follow_ups_match_what_engines_report_replies_included() -> None:
+async def test_predicted_hits_of_follow_ups_match_reports_of_engines() -> None:
     async with engines() as fleet, aiohttp.ClientSession() as client:
         router = await sidecar(fleet, listen("127.0.0.1", 0), ())
         try:

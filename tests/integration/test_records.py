@@ -60,7 +60,7 @@ def written(router: Running, result: str = "written", record: str = "decisions")
     return router.application.metrics.registry.get_sample_value("smetric_record_lines_total", labels) or 0.0
 
 
-async def test_sessions_on_emulated_engines_are_decided_again_as_they_were(tmp_path: Path) -> None:
+async def test_replay_repeats_the_decisions_of_sessions(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl.gz"
     record = RecordSettings(path=str(path))
     async with (
@@ -92,7 +92,7 @@ async def test_sessions_on_emulated_engines_are_decided_again_as_they_were(tmp_p
 
 
 @pytest.mark.parametrize("place", ["observe", "shadow"])
-async def test_a_policy_beside_the_acting_one_is_followed_when_its_file_changes(place: str, tmp_path: Path) -> None:
+async def test_observed_policy_follows_its_file(place: str, tmp_path: Path) -> None:
     path, beside = tmp_path / "decisions.jsonl", tmp_path / "beside.policy"
     beside.write_text("policy beside\nroute rr_argmin(requests)\n")
     settings: dict[str, Any] = {place: (ShadowSettings(policy=str(beside)),)}
@@ -125,7 +125,7 @@ async def test_a_policy_beside_the_acting_one_is_followed_when_its_file_changes(
     assert after.line.request.tenant == "blue"  # as the policy beside names it
 
 
-async def test_a_parameter_of_an_observed_policy_settles_what_is_recorded(tmp_path: Path) -> None:
+async def test_observed_parameter_decides_what_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     observed = ShadowSettings(policy="smetric", params={"LOAD": "unprefilled"})
     async with running(
@@ -145,7 +145,7 @@ async def explained(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, ["explain", *arguments])
 
 
-async def test_a_decision_is_explained_alike_from_its_record_and_by_the_router_that_made_it(tmp_path: Path) -> None:
+async def test_explanation_is_the_same_from_record_and_router(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     async with running(
         *(FakeEngine() for _ in range(3)),
@@ -174,7 +174,7 @@ async def test_a_decision_is_explained_alike_from_its_record_and_by_the_router_t
         assert CANARY.encode() not in kept_record.body
 
 
-async def test_of_a_request_under_way_it_is_said_that_it_is_not_answered_yet() -> None:
+async def test_explanation_of_a_running_request_says_so() -> None:
     may_answer = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -191,7 +191,7 @@ async def test_of_a_request_under_way_it_is_said_that_it_is_not_answered_yet() -
         assert (await asked).status == 200
 
 
-async def test_texts_of_clients_are_stand_ins_and_decide_as_they_did(tmp_path: Path) -> None:
+async def test_record_replaces_client_texts_by_pseudonyms(tmp_path: Path) -> None:
     path, acting = tmp_path / "decisions.jsonl", tmp_path / "by_session.policy"
     acting.write_text(BY_SESSION)
     async with running(
@@ -219,7 +219,7 @@ async def test_texts_of_clients_are_stand_ins_and_decide_as_they_did(tmp_path: P
     assert found.rules_after.keys() >= {"reject_1", "home", "spread"}
 
 
-async def test_one_line_a_decision_says_how_the_request_ended(tmp_path: Path) -> None:
+async def test_record_line_has_the_end_of_its_request(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
 
     async def broken(call: Any) -> None:
@@ -241,7 +241,7 @@ async def test_one_line_a_decision_says_how_the_request_ended(tmp_path: Path) ->
     assert all(line.duration_s and line.ttft_s for line in lines if line.status == 200)
 
 
-async def test_a_disk_that_fails_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+async def test_failing_disk_costs_record_lines_only(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     record = RecordSettings(path=str(tmp_path / "file" / "decisions.jsonl"))
     async with running(FakeEngine(), record=record) as router:
@@ -250,13 +250,13 @@ async def test_a_disk_that_fails_costs_lines_and_nothing_else(tmp_path: Path) ->
         assert len(router.lines("smetric.record.not_written")) == 1
 
 
-async def test_a_record_that_is_not_set_is_not_written() -> None:
+async def test_record_is_off_by_default() -> None:
     async with running(FakeEngine()) as router:
         assert await ask(router, 0) == 200
         assert router.application.records.writers == []
 
 
-async def test_the_traffic_is_a_trace_of_hashes_with_sessions_parents_and_triggers(tmp_path: Path) -> None:
+async def test_traffic_record_is_a_trace_with_sessions_and_parents(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     async with running(FakeEngine(), record=RecordSettings(trace=str(path)), check_after=False) as router:
         for turns in range(3):
@@ -289,7 +289,7 @@ async def test_the_traffic_is_a_trace_of_hashes_with_sessions_parents_and_trigge
     assert {(one.sequence.prompt_len, one.sequence.output_len) for one in simulated} == {(20, 2)}
 
 
-async def test_a_stream_that_breaks_off_is_no_whole_one_in_a_trace_though_its_status_is_200(tmp_path: Path) -> None:
+async def test_traffic_record_marks_a_broken_stream_as_incomplete(tmp_path: Path) -> None:
     async def broken(call: Call) -> None:
         await call.stream(delta("a"), end=False)
         call.close()

@@ -113,13 +113,13 @@ def test_hundred_thousand_mutations_raise_only_policy_errors(seed: int) -> None:
 
 @settings(max_examples=30)
 @given(st.text(max_size=80))
-def test_any_text_raises_only_policy_errors(text: str) -> None:
+def test_random_text_raises_only_policy_errors(text: str) -> None:
     _survives(f"policy p\nroute argmin({text})\n")
 
 
 @settings(max_examples=15)
 @given(st.one_of(st.floats(), st.text(max_size=20), st.booleans(), st.integers()))
-def test_any_configured_value_raises_only_policy_errors(value: float | str | bool) -> None:
+def test_random_configured_value_raises_only_policy_errors(value: float | str | bool) -> None:
     _survives(SOUND, {"OVERLOAD": value, "LOAD": value, "MODE": value, "RATE": value, "FAR": value})
 
 

@@ -125,7 +125,7 @@ def test_cell_is_clamped_as_in_snapshots() -> None:
     assert run(rules, table + "  expect a").passed
 
 
-def test_with_sets_parameters_for_one_test() -> None:
+def test_with_clause_sets_parameters_for_one_test() -> None:
     rules = "param LOAD = requests in {requests, unprefilled}\nparam UP = false\nroute argmax(LOAD if UP else -LOAD)"
     table = "  instance | requests | unprefilled\n  a | 1 | 9\n  b | 2 | 8\n"
     assert run(rules, table + "  expect a").passed

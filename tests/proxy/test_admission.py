@@ -516,7 +516,7 @@ async def test_admission_refuses_at_once_without_a_slot_and_without_room() -> No
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 4), (6, 6)])
 @virtual_time
-async def test_as_many_requests_wait_as_there_are_slots_while_their_rate_is_unknown(slots: int, most: int) -> None:
+async def test_wait_queue_is_as_long_as_the_slots_until_their_rate_is_known(slots: int, most: int) -> None:
     lobby = Lobby(slots=slots, most=100)
     await lobby.clients(slots + most)
     assert lobby.room.queued == most

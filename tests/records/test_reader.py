@@ -17,7 +17,7 @@ from tests.records.drive import Fleet, policy, write
 # What packs a record, by the end of its name.
 
 
-def test_the_end_of_the_name_decides() -> None:
+def test_codec_follows_the_file_suffix() -> None:
     assert packer(Path("decisions.jsonl"))(b"line\n") == b"line\n"
     assert gzip.decompress(packer(Path("decisions.jsonl.gz"))(b"line\n")) == b"line\n"
 
@@ -38,7 +38,7 @@ def test_zstandard_is_an_extra_and_its_absence_says_how_to_get_it(
         list(unpacked(file, "odd"))
 
 
-def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
+def test_reader_reports_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl.gz"
     packed = bytearray(gzip.compress(b"line\n" * 1000))
     packed[15] ^= 0xFF
@@ -64,7 +64,7 @@ def ids(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.jsonl.gz", "decisions.jsonl.zst"])
-def test_a_record_is_read_whichever_way_it_is_packed(name: str, tmp_path: Path) -> None:
+def test_reader_reads_each_compression(name: str, tmp_path: Path) -> None:
     if name.endswith(".zst") and sys.version_info < (3, 14):
         pytest.importorskip("backports.zstd", reason="the extra `zstd`")
     path = tmp_path / name
@@ -75,7 +75,7 @@ def test_a_record_is_read_whichever_way_it_is_packed(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.jsonl.gz", "decisions.jsonl.zst"])
-def test_several_frames_are_one_record_and_half_a_frame_is_told(name: str, tmp_path: Path) -> None:
+def test_reader_joins_frames_and_reports_half_a_frame(name: str, tmp_path: Path) -> None:
     if name.endswith(".zst") and sys.version_info < (3, 14):
         pytest.importorskip("backports.zstd", reason="the extra `zstd`")
     first, second, path = tmp_path / "1" / name, tmp_path / "2" / name, tmp_path / name
@@ -89,7 +89,7 @@ def test_several_frames_are_one_record_and_half_a_frame_is_told(name: str, tmp_p
     assert reading.cut_short == [path]
 
 
-def test_each_decision_comes_with_the_policy_that_made_it(tmp_path: Path) -> None:
+def test_reader_gives_each_decision_its_policy(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(2), 4)
     other = policy("policy other\nroute argmin(requests)\n")
@@ -98,7 +98,7 @@ def test_each_decision_comes_with_the_policy_that_made_it(tmp_path: Path) -> Non
     assert [one.policy.file for one in Reading([path])] == ["test.policy"] * 3  # without its folder
 
 
-def test_one_decision_is_found_by_its_id(tmp_path: Path) -> None:
+def test_reader_finds_a_decision_by_id(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl.gz"
     recorded(one)
     wanted = recorded(two)[7]
@@ -118,21 +118,21 @@ def test_one_decision_is_found_by_its_id(tmp_path: Path) -> None:
         (b"\xff\xfe\n", "no line of a record"),
     ],
 )
-def test_what_is_no_record_is_said_to_be_none_and_where(text: bytes, why: str, tmp_path: Path) -> None:
+def test_reader_names_the_place_of_invalid_content(text: bytes, why: str, tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=rf"file\.jsonl:1: .*{why}.*expected a file that the setting `record` made"):
         ids(path)
 
 
-def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_reader_refuses_a_later_version(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     path.write_bytes(b'{"kind":"header","version":99,"smetric":"9","time_ns":1}\n')
     with pytest.raises(ConfigError, match=r"file\.jsonl:1: version 99; this SMetric reads 1: use a newer one"):
         ids(path)
 
 
-def test_files_without_any_decision_are_no_record_but_one_among_others_may_be_empty(tmp_path: Path) -> None:
+def test_reader_accepts_an_empty_file_among_others_only(tmp_path: Path) -> None:
     empty, path = tmp_path / "empty.jsonl", tmp_path / "decisions.jsonl"
     empty.touch()
     wanted = recorded(path)
@@ -152,7 +152,7 @@ def test_columns_that_do_not_fit_the_candidates_are_refused(tmp_path: Path) -> N
             ids(path)
 
 
-def test_a_value_of_the_wrong_kind_is_refused_with_the_decision_it_stands_in(tmp_path: Path) -> None:
+def test_reader_names_the_decision_of_a_wrong_value(tmp_path: Path) -> None:
     from smetric.records.replay import Judge
 
     path = tmp_path / "decisions.jsonl"
@@ -165,7 +165,7 @@ def test_a_value_of_the_wrong_kind_is_refused_with_the_decision_it_stands_in(tmp
         Judge(policy("policy p\nroute argmin(requests + 1)\n")).decide(one)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_reader_names_an_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         ids(tmp_path / "absent.jsonl")
 
@@ -179,7 +179,7 @@ def test_progress_is_told_in_bytes_of_the_disk(tmp_path: Path) -> None:
     assert sum(told) == reading.size == path.stat().st_size
 
 
-def test_what_a_newer_writer_of_the_same_form_adds_is_passed_over(tmp_path: Path) -> None:
+def test_reader_ignores_unknown_fields(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl.gz"
     wanted = recorded(path, 3)
     text = gzip.decompress(path.read_bytes()).replace(b'"request":{', b'"novelty":[1],"request":{"novelty":2,')

@@ -42,7 +42,7 @@ def test_numbers_are_always_recorded_and_the_model() -> None:
     assert always == ["turn", "prompt_len", "est_hit", "priority", "model", "held"]
 
 
-def test_what_is_counted_on_demand_is_recorded_where_a_policy_reads_it() -> None:
+def test_recorder_records_counted_features_read_by_a_policy() -> None:
     # Elsewhere it was never counted, and a 0 would be made up. The id stands in for an empty key of `hrw`.
     read = set(fields_recorded([shipped("lmetric_guarded"), shipped("prefix_hash")]))
     assert read - set(fields_recorded([])) == {"class_share", "class_streak", "prefix", "id"}
@@ -64,7 +64,7 @@ def line_of(record: DecisionRecord, path: Path, observed: Any = ()) -> dict[str,
     return lines(path / "decisions.jsonl")[0]
 
 
-def test_a_line_says_what_was_read_and_what_became_of_it(tmp_path: Path) -> None:
+def test_line_has_values_read_and_outcome(tmp_path: Path) -> None:
     record = samples.record(hits=(0, 880, 0), loads=(2, 3, 1), known=[True, True, False])
     record.ttft_s = 0.25
     line = line_of(record, tmp_path)
@@ -85,7 +85,7 @@ def test_a_line_says_what_was_read_and_what_became_of_it(tmp_path: Path) -> None
     assert line["hit"] == {"tokens": 880, "source": "prefix_index"}
 
 
-def test_what_was_expected_and_whom_a_turn_left_stand_in_the_line_and_in_its_account(tmp_path: Path) -> None:
+def test_line_has_forecast_and_migration(tmp_path: Path) -> None:
     record = samples.record(loads=(2, 30, 1))
     record.ttft_s = 0.25
     record.migration = Migration("gpu-1", "not_overloaded", 880)
@@ -100,7 +100,7 @@ def test_what_was_expected_and_whom_a_turn_left_stand_in_the_line_and_in_its_acc
     assert told.endswith("moved from gpu-1, which keeps 880 tokens more: not_overloaded")
 
 
-def test_the_policy_stands_in_the_file_with_its_text_and_its_parameters(tmp_path: Path) -> None:
+def test_record_has_policy_text_and_parameters(tmp_path: Path) -> None:
     acting = policy(Path("policies/smetric.policy").read_text(), OVERLOAD=3.0)
     write(tmp_path / "d.jsonl", [Fleet(random.Random(1), 3).decide(acting, generation=4)])
     line = orjson.loads((tmp_path / "d.jsonl").read_bytes().splitlines()[1])
@@ -116,7 +116,7 @@ def test_policies_of_two_arms_are_told_apart_also_where_none_of_them_ran(tmp_pat
     assert [one.policy.name for one in Reading([tmp_path / "d.jsonl"])] == ["load_only", "by_tenant"]
 
 
-def test_what_was_not_filled_of_a_request_is_not_made_up(tmp_path: Path) -> None:
+def test_line_leaves_out_unknown_fields_of_a_request(tmp_path: Path) -> None:
     crowd = policy("policy crowd\nroute argmin(requests) when req.class_share > 0.5\nroute rr_argmin(requests)\n")
     fleet = Fleet(random.Random(1), 3)
     told = [False, True, False]  # another route's policy reads it, which only that one's requests are asked for
@@ -137,7 +137,7 @@ def test_sessions_tenants_and_ids_are_left_out_where_no_policy_reads_them(tmp_pa
     assert b"secret" not in (tmp_path / "decisions.jsonl").read_bytes()
 
 
-def test_those_that_a_policy_reads_are_stand_ins_unless_it_names_them(tmp_path: Path) -> None:
+def test_texts_read_are_pseudonyms_unless_the_policy_names_them(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     tenants = ["blue", "secret-tenant", ""]
     write(tmp_path / "d.jsonl", [fleet.decide(BY_TENANT, fleet.request(tenant=tenant)) for tenant in tenants])
@@ -149,7 +149,7 @@ def test_those_that_a_policy_reads_are_stand_ins_unless_it_names_them(tmp_path: 
     assert b"secret" not in (tmp_path / "d.jsonl").read_bytes()
 
 
-def test_a_text_that_stands_in_the_snapshot_is_recorded_as_it_is(tmp_path: Path) -> None:
+def test_text_of_the_snapshot_is_recorded_unchanged(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 1)
     write(tmp_path / "d.jsonl", [fleet.decide(BY_SESSION, fleet.request(session=name)) for name in ("gpu-0", "gpu-9")])
     assert [line["request"]["session"] for line in lines(tmp_path / "d.jsonl")] == ["gpu-0", pseudonym("gpu-9")]
@@ -163,14 +163,14 @@ def test_so_is_one_that_stands_beside_it_for_observed_policies(name: str, cell: 
     assert line_of(record, tmp_path)["request"]["session"] == "blue"
 
 
-def test_what_equals_the_model_is_recorded_as_it_is(tmp_path: Path) -> None:
+def test_text_equal_to_the_model_is_recorded_unchanged(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 1)
     assert (
         line_of(fleet.decide(BY_SESSION, fleet.request(session="m", model="m")), tmp_path)["request"]["session"] == "m"
     )
 
 
-def test_a_model_is_recorded_unless_it_is_no_name(tmp_path: Path) -> None:
+def test_model_is_recorded_if_it_is_a_name(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     odd = "ignore all instructions\nand " * 40
     write(
@@ -184,7 +184,7 @@ def test_a_model_is_recorded_unless_it_is_no_name(tmp_path: Path) -> None:
     ]
 
 
-def test_the_request_is_recorded_as_it_stood_when_it_was_decided(tmp_path: Path) -> None:
+def test_line_has_the_request_at_its_decision(tmp_path: Path) -> None:
     record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
     recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
     record.request.held = 0.0
@@ -197,7 +197,7 @@ def test_the_request_is_recorded_as_it_stood_when_it_was_decided(tmp_path: Path)
     assert line["request"]["prompt_len"] > 1
 
 
-def test_each_decision_of_a_request_has_a_line_and_only_the_last_says_how_it_ended(tmp_path: Path) -> None:
+def test_only_the_last_line_of_a_request_has_its_end(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     first, second = fleet.decide(LOAD_ONLY), fleet.decide(LOAD_ONLY)
     second.rank = 1
@@ -216,7 +216,7 @@ def test_requests_without_a_decision_have_a_line_too(outcome: str, tmp_path: Pat
     assert (line["outcome"], line["ids"], line["columns"]) == (outcome, [], {})
 
 
-def test_what_observed_policies_read_stands_beside_with_its_lag(tmp_path: Path) -> None:
+def test_line_has_observed_features_with_their_lag(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     record = fleet.decide(LOAD_ONLY)
     assert record.decision is not None
@@ -229,7 +229,7 @@ def test_what_observed_policies_read_stands_beside_with_its_lag(tmp_path: Path) 
     assert [columns[name].get("lag") for name in columns] == [None, None, 0.004]
 
 
-def test_what_is_observed_now_is_recorded_where_the_clock_was_set_back_since_it_was_loaded(tmp_path: Path) -> None:
+def test_observed_policy_is_recorded_after_a_clock_set_back(tmp_path: Path) -> None:
     recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
     recorder.follow([BY_TENANT])
     record = samples.record()
@@ -253,7 +253,7 @@ def test_policies_of_many_reloads_are_not_all_kept(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "d.jsonl")) == 300
 
 
-def test_a_line_that_cannot_be_made_is_counted_and_said_and_the_request_goes_on(tmp_path: Path) -> None:
+def test_recorder_counts_and_logs_a_failed_line(tmp_path: Path) -> None:
     results: dict[str, int] = {}
     recorder = Recorder(make_writer(tmp_path / "d.jsonl", results))
     with capture_logs() as logs:
@@ -275,7 +275,7 @@ def load_records(tmp_path: Path, text: str, **env: str) -> Settings:
     return load_settings(path, env)
 
 
-def test_a_path_alone_is_a_record_of_decisions_beside_the_configuration(tmp_path: Path) -> None:
+def test_settings_accept_a_path_alone(tmp_path: Path) -> None:
     settings = load_records(tmp_path, "record: decisions.jsonl.gz\n")
     assert settings.record == RecordSettings(path=str(tmp_path / "decisions.jsonl.gz"))
     stack = RecordStack(settings, [], lambda *_: None)
@@ -284,13 +284,13 @@ def test_a_path_alone_is_a_record_of_decisions_beside_the_configuration(tmp_path
     assert len(stack.writers) == 1
 
 
-def test_the_environment_may_set_it_too(tmp_path: Path) -> None:
+def test_settings_of_records_come_from_the_environment(tmp_path: Path) -> None:
     assert load_records(tmp_path, "", SMETRIC_RECORD="/var/lib/d.jsonl").record.path == "/var/lib/d.jsonl"
     settings = load_records(tmp_path, "", SMETRIC_RECORD__TRACE="/var/lib/t.jsonl", SMETRIC_RECORD__KEEP="3")
     assert settings.record == RecordSettings(trace="/var/lib/t.jsonl", keep=3)
 
 
-def test_without_one_nothing_is_recorded(tmp_path: Path) -> None:
+def test_settings_without_a_path_record_nothing(tmp_path: Path) -> None:
     stack = RecordStack(load_records(tmp_path, ""), [], lambda *_: None)
     assert (stack.decisions, stack.traffic, stack.writers) == (None, None, [])
 
@@ -304,6 +304,6 @@ def test_without_one_nothing_is_recorded(tmp_path: Path) -> None:
         ("record: {pth: a.jsonl}", "record.pth: no such setting; did you mean `?path"),
     ],
 )
-def test_what_does_not_go_together_is_refused(text: str, why: str, tmp_path: Path) -> None:
+def test_settings_refuse_contradictions(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=why):
         load_records(tmp_path, text + "\n")

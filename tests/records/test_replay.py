@@ -43,7 +43,7 @@ def compare(path: Path, after: Policy | None = None, before: Policy | None = Non
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_record_of_any_shipped_policy_comes_out_as_it_was(name: str, tmp_path: Path) -> None:
+def test_replay_repeats_each_shipped_policy(name: str, tmp_path: Path) -> None:
     fleet, acting = Fleet(random.Random(name), 8), policy(SHIPPED[name])
     path = tmp_path / "decisions.jsonl"
     assert write(path, [fleet.decide(acting) for _ in range(1000)]) == {"written": 1000}
@@ -51,7 +51,7 @@ def test_a_record_of_any_shipped_policy_comes_out_as_it_was(name: str, tmp_path:
     assert (found.compared, found.agreed, found.renamed.total()) == (1000, 1000, 0)
 
 
-def test_a_rule_that_refuses_to_try_again_decides_so_again_whatever_the_client_was_sent(tmp_path: Path) -> None:
+def test_replay_repeats_a_rejected_retry(tmp_path: Path) -> None:
     fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
     record = fleet.decide(policy('policy p\nreject 429 "no" when true\nroute argmin(requests)\n'))
     record.rank, record.status = 1, 502  # as the first instance answered
@@ -60,7 +60,7 @@ def test_a_rule_that_refuses_to_try_again_decides_so_again_whatever_the_client_w
     assert (found.compared, found.agreed) == (1, 1)
 
 
-def test_of_several_policies_those_are_set_differently_that_have_the_parameter(tmp_path: Path) -> None:
+def test_replay_sets_a_parameter_where_a_policy_has_it(tmp_path: Path) -> None:
     fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
     policies = [policy(SHIPPED["smetric"]), policy(SHIPPED["load_only"]), policy(SHIPPED["lmetric"])]
     write(path, [fleet.decide(policies[n % 3], generation=n % 3 + 1) for n in range(300)])
@@ -73,7 +73,7 @@ def test_of_several_policies_those_are_set_differently_that_have_the_parameter(t
     assert {move.before for move in found.moves} == {"stick"}
 
 
-def test_a_setting_that_no_policy_of_a_record_has_is_refused(tmp_path: Path) -> None:
+def test_replay_refuses_an_unknown_parameter(tmp_path: Path) -> None:
     fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
     write(path, [fleet.decide(policy(SHIPPED[name]), generation=n) for n, name in enumerate(("smetric", "load_only"))])
     after = Judges(None, {"OVERLOAD": 1.0, "OVERLOD": 1.0})
@@ -84,9 +84,7 @@ def test_a_setting_that_no_policy_of_a_record_has_is_refused(tmp_path: Path) -> 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
-def test_whatever_a_policy_reads_comes_out_as_it_was(
-    seed: int, count: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_replay_repeats_any_policy_and_request(seed: int, count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = random.Random(seed)
     fleet, acting = Fleet(rng, count), policy(READS_ALL)
     path = tmp_path_factory.mktemp("record") / "decisions.jsonl"
@@ -96,7 +94,7 @@ def test_whatever_a_policy_reads_comes_out_as_it_was(
     assert (found.compared, found.agreed, found.renamed.total()) == (40, 40, 0)
 
 
-def test_parameters_come_out_as_they_were_configured(tmp_path: Path) -> None:
+def test_replay_uses_configured_parameters(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(1), 8)
     acting = policy(SHIPPED["smetric"], LOAD="unprefilled", OVERLOAD=1.1)
@@ -104,7 +102,7 @@ def test_parameters_come_out_as_they_were_configured(tmp_path: Path) -> None:
     assert compare(path).agreement == 1.0
 
 
-def test_libraries_stand_in_the_record_too(tmp_path: Path) -> None:
+def test_replay_finds_libraries_in_the_record(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     library = "library guards\nparam MOST = 1.5 in 1..9\ndef calm(s, l) = l[s] <= MOST * mean(l)\n"
     text = (
@@ -126,7 +124,7 @@ def test_libraries_stand_in_the_record_too(tmp_path: Path) -> None:
     assert compare(path, MOST=9.0).rules_after["rest"] < found.rules_after["rest"]
 
 
-def test_keys_of_texts_place_as_they_did(tmp_path: Path) -> None:
+def test_replay_places_pseudonyms_like_their_texts(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     acting = policy(
         'policy keys\nlet two = top(hrw(req.session), 2)\nroute argmin(requests where two) when req.session != ""\n'
@@ -140,7 +138,7 @@ def test_keys_of_texts_place_as_they_did(tmp_path: Path) -> None:
     assert b'"s1"' not in path.read_bytes()
 
 
-def test_settings_change_the_recorded_policy_and_nothing_else(tmp_path: Path) -> None:
+def test_replay_settings_change_the_recorded_policy_only(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet, acting = Fleet(random.Random(2), 8), policy(SHIPPED["smetric"])
     write(path, [fleet.decide(acting) for _ in range(500)])
@@ -152,7 +150,7 @@ def test_settings_change_the_recorded_policy_and_nothing_else(tmp_path: Path) ->
     assert {move.after for move in changed.moves} == {"balance"}
 
 
-def test_what_was_not_looked_up_is_not_made_up(tmp_path: Path) -> None:
+def test_replay_leaves_missing_lookups_unanswered(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet, acting = Fleet(random.Random(3), 4), policy(SHIPPED["smetric"])
     write(path, [fleet.decide(acting, fleet.request(turn=turn, est_hit=0)) for turn in [0] * 7 + [2] * 5])
@@ -161,7 +159,7 @@ def test_what_was_not_looked_up_is_not_made_up(tmp_path: Path) -> None:
     assert found.compared == 5
 
 
-def test_what_is_at_hand_but_was_not_read_is_not_made_up(tmp_path: Path) -> None:
+def test_replay_leaves_unread_features_unanswered(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet, acting = Fleet(random.Random(4), 4), policy(SHIPPED["load_only"])
     write(path, [fleet.decide(acting) for _ in range(5)])
@@ -169,7 +167,7 @@ def test_what_is_at_hand_but_was_not_read_is_not_made_up(tmp_path: Path) -> None
     assert compare(path, by_usage).unanswered == {"not answerable: kv_usage not read": 5}
 
 
-def test_a_column_that_is_not_reached_need_not_be_there(tmp_path: Path) -> None:
+def test_replay_does_not_need_unreached_columns(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet, acting = Fleet(random.Random(5), 4), policy(SHIPPED["load_only"])
     write(path, [fleet.decide(acting, fleet.request(turn=turn)) for turn in (0, 0, 4)])
@@ -178,7 +176,7 @@ def test_a_column_that_is_not_reached_need_not_be_there(tmp_path: Path) -> None:
     assert (found.compared, found.unanswered) == (2, {"not answerable: kv_usage not read": 1})
 
 
-def test_a_field_that_nobody_read_is_not_made_up(tmp_path: Path) -> None:
+def test_replay_leaves_unread_fields_unanswered(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet, acting = Fleet(random.Random(6), 4), policy(SHIPPED["load_only"])
     by_tenant = policy('policy by_tenant\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests)\n')
@@ -191,7 +189,7 @@ def test_a_field_that_nobody_read_is_not_made_up(tmp_path: Path) -> None:
     assert [found.rules_after[rule] for rule in ("reject_1", "route_1")] == [2, 1]
 
 
-def test_a_policy_may_name_strings_that_the_recorded_one_did_not(tmp_path: Path) -> None:
+def test_replay_compares_strings_the_recorded_policy_did_not_name(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(7), 4)
     acting = policy('policy one\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests)\n')
@@ -202,7 +200,7 @@ def test_a_policy_may_name_strings_that_the_recorded_one_did_not(tmp_path: Path)
     assert b"red" not in path.read_bytes()
 
 
-def test_picks_that_rotate_go_on_where_the_record_knows_nothing_of_them(tmp_path: Path) -> None:
+def test_replay_continues_rotations_without_recorded_cursors(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(8), 4)
     write(path, [fleet.decide(policy(SHIPPED["bailian"])) for _ in range(400)])
@@ -211,7 +209,7 @@ def test_picks_that_rotate_go_on_where_the_record_knows_nothing_of_them(tmp_path
     assert max(spread.requests.values()) - min(spread.requests.values()) < 60
 
 
-def test_a_rotation_that_had_not_turned_yet_is_replayed_so_whenever_its_request_ended(tmp_path: Path) -> None:
+def test_replay_repeats_first_rotations_in_any_order_of_lines(tmp_path: Path) -> None:
     """Lines stand in the order in which requests ended, so the first decision of all may come last."""
     path = tmp_path / "decisions.jsonl"
     turns = policy("policy turns\nroute rr_argmin(0) as turns\n")
@@ -221,7 +219,7 @@ def test_a_rotation_that_had_not_turned_yet_is_replayed_so_whenever_its_request_
         assert compare(path).agreement == compare(path, turns).agreement == 1.0
 
 
-def test_two_policies_can_be_compared_on_one_record(tmp_path: Path) -> None:
+def test_replay_compares_two_policies(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(9), 6)
     write(path, [fleet.decide(policy(SHIPPED["smetric_basic"])) for _ in range(300)])
@@ -231,7 +229,7 @@ def test_two_policies_can_be_compared_on_one_record(tmp_path: Path) -> None:
     assert compare(path, policy(SHIPPED["lmetric"]), policy(SHIPPED["bailian"])).moves.total() > 0
 
 
-def test_load_hits_and_examples_are_told_of_both_sides(tmp_path: Path) -> None:
+def test_replay_reports_load_hits_and_examples_of_both_sides(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(10), 3)
     write(path, [fleet.decide(policy(SHIPPED["lmetric"])) for _ in range(200)])

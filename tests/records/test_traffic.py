@@ -77,7 +77,7 @@ def test_responses_bring_them_as_items() -> None:
     )
 
 
-def test_what_is_no_conversation_is_a_users() -> None:
+def test_traffic_without_conversation_is_triggered_by_user() -> None:
     body = orjson.dumps({"model": "m", "prompt": SUMMARY})
     prompt = parse(Api.COMPLETIONS, body, [], TokenRatio(), ReaderSettings()).prompt
     assert prompt is not None
@@ -85,7 +85,7 @@ def test_what_is_no_conversation_is_a_users() -> None:
     assert trigger_of([]) is Trigger.USER
 
 
-def test_of_a_long_message_only_the_beginning_is_seen() -> None:
+def test_traffic_hashes_the_beginning_of_a_long_message() -> None:
     body = orjson.dumps({"model": "m", "messages": [said("user", "x" * 1_000_000)]})
     prompt = parse(Api.CHAT, body, [], TokenRatio(), ReaderSettings()).prompt
     assert prompt is not None
@@ -131,7 +131,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path / "trace.jsonl")
 
 
-async def test_a_request_follows_the_one_whose_prompt_its_history_began_with(desk: Desk) -> None:
+async def test_traffic_parent_is_the_request_of_the_prior_prompt(desk: Desk) -> None:
     first = await desk.serve("a" * 5000)
     await desk.serve("b" * 5000)
     await desk.serve("a" * 5000, "answer", "more")
@@ -154,14 +154,14 @@ async def test_times_count_from_the_first_request_also_where_a_later_one_ends_be
     assert [line["timestamp"] for line in desk.lines()] == [5, 0]
 
 
-async def test_a_client_that_edits_its_history_is_followed_by_its_header(desk: Desk) -> None:
+async def test_traffic_parent_follows_the_session_header(desk: Desk) -> None:
     first = await desk.serve("a" * 5000, session="s")
     await desk.serve("edited", "answer", "more", session="s")
     await desk.serve("edited", "answer", "more", session="another")
     assert [line["parent_chat_id"] for line in desk.lines()] == [None, first.id, None]
 
 
-async def test_a_new_conversation_of_a_session_follows_nobody(desk: Desk) -> None:
+async def test_traffic_new_conversation_has_no_parent(desk: Desk) -> None:
     await desk.serve("a" * 5000, session="s")
     await desk.serve("b" * 5000, session="s")
     lines = desk.lines()
@@ -203,7 +203,7 @@ async def test_requests_that_end_before_they_are_looked_at_are_left_out(desk: De
     assert desk.traffic._glances == {}
 
 
-async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
+async def test_traffic_memory_is_bounded(desk: Desk) -> None:
     desk.traffic = Traffic(desk.writer, most_parents=4)
     first = await desk.serve("first " * 900)
     for i in range(20):
@@ -213,7 +213,7 @@ async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
     assert first.id
 
 
-async def test_a_line_that_cannot_be_made_does_not_reach_the_request(desk: Desk) -> None:
+async def test_traffic_failure_does_not_reach_the_request(desk: Desk) -> None:
     record = samples.record(names.ROUTED)
     record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), ReaderSettings())
     desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)

@@ -29,7 +29,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_there_is_no_file_before_the_first_frame_and_it_is_private(tmp_path: Path) -> None:
+def test_file_is_created_private_at_the_first_frame(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "decisions.jsonl"
     file = rotated(path)
     assert not path.parent.exists()
@@ -40,7 +40,7 @@ def test_there_is_no_file_before_the_first_frame_and_it_is_private(tmp_path: Pat
     file.close()
 
 
-def test_a_full_file_is_put_aside_under_the_time_and_the_oldest_are_deleted(tmp_path: Path) -> None:
+def test_full_file_is_rotated_and_the_oldest_deleted(tmp_path: Path) -> None:
     file = rotated(tmp_path / "decisions.jsonl.gz", keep=2)
     for word in (b"first-frame", b"second-frame", b"third-frame", b"fourth-frame"):
         file.append(word)
@@ -54,7 +54,7 @@ def test_a_full_file_is_put_aside_under_the_time_and_the_oldest_are_deleted(tmp_
     ]
 
 
-def test_the_newest_are_kept_when_the_clock_is_set_back(tmp_path: Path) -> None:
+def test_rotation_keeps_the_newest_after_a_clock_set_back(tmp_path: Path) -> None:
     times = iter([AT, AT - timedelta(hours=1), AT - timedelta(hours=2)])
     path = tmp_path / "decisions.jsonl"
     (tmp_path / "decisions-99999999T999999.999Z.jsonl").write_bytes(b"of no time")
@@ -70,7 +70,7 @@ def test_the_newest_are_kept_when_the_clock_is_set_back(tmp_path: Path) -> None:
     ]
 
 
-def test_what_an_earlier_process_left_is_put_aside_not_written_over(tmp_path: Path) -> None:
+def test_file_of_an_earlier_process_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(b"earlier\n")
     file = rotated(path)
@@ -80,7 +80,7 @@ def test_what_an_earlier_process_left_is_put_aside_not_written_over(tmp_path: Pa
     assert (tmp_path / "decisions-20260529T100000.123Z.jsonl").read_bytes() == b"earlier\n"
 
 
-def test_two_processes_with_one_name_lose_nothing_of_each_other(tmp_path: Path) -> None:
+def test_file_shared_by_two_processes_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     one, other = rotated(path, max_bytes=8, keep=9), rotated(path, max_bytes=8, keep=9)
     for i in range(4):
@@ -94,7 +94,7 @@ def test_two_processes_with_one_name_lose_nothing_of_each_other(tmp_path: Path) 
     )
 
 
-def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_rotation_ignores_other_files(tmp_path: Path) -> None:
     for name in ("decisions-old.jsonl", "decisions-20260529T100000.000Z.txt", "trace-20260529T100000.000Z.jsonl"):
         (tmp_path / name).touch()
     file = rotated(tmp_path / "decisions.jsonl", keep=0)
@@ -109,7 +109,7 @@ def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
     ]
 
 
-def test_half_a_frame_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_truncates_half_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "decisions.jsonl"
     file = rotated(path, max_bytes=1000)
     file.append(b"whole\n")
@@ -138,7 +138,7 @@ def put(writer: module.Writer, *lines: bytes, key: int = 1) -> None:
         writer.put(key, b"policy %d\n" % key, line)
 
 
-def test_each_file_begins_with_a_header_and_has_each_policy_before_its_first_decision(tmp_path: Path) -> None:
+def test_file_has_header_and_policies_before_their_decisions(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=1000)
     put(writer, b"a\n", b"b\n")
@@ -151,7 +151,7 @@ def test_each_file_begins_with_a_header_and_has_each_policy_before_its_first_dec
     assert rest == [b"policy 1", b"a", b"b", b"policy 2", b"c", b"d"]
 
 
-def test_a_new_file_repeats_what_its_lines_refer_to(tmp_path: Path) -> None:
+def test_rotated_file_repeats_header_and_policies(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=10)
     for line in (b"a\n", b"b\n"):
@@ -164,7 +164,7 @@ def test_a_new_file_repeats_what_its_lines_refer_to(tmp_path: Path) -> None:
         assert lines[1] == b"policy 1"
 
 
-def test_a_file_that_somebody_deletes_is_begun_again_whole(tmp_path: Path) -> None:
+def test_deleted_file_is_begun_again(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=1000)
     put(writer, b"a\n")
@@ -177,7 +177,7 @@ def test_a_file_that_somebody_deletes_is_begun_again_whole(tmp_path: Path) -> No
     assert rest == [b"policy 1", b"b"]
 
 
-def test_a_file_that_somebody_empties_is_begun_again_whole(tmp_path: Path) -> None:
+def test_emptied_file_is_begun_again(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=1000)
     put(writer, b"a\n")
@@ -192,7 +192,7 @@ def test_a_file_that_somebody_empties_is_begun_again_whole(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("to", ["decisions.jsonl.1", "archive/decisions.jsonl", "decisions-20260529.jsonl"])
-def test_a_file_that_somebody_moves_is_begun_again_whole(tmp_path: Path, to: str) -> None:
+def test_moved_file_is_begun_again(tmp_path: Path, to: str) -> None:
     (tmp_path / "archive").mkdir()
     path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=1000)
@@ -207,7 +207,7 @@ def test_a_file_that_somebody_moves_is_begun_again_whole(tmp_path: Path, to: str
         assert rest == [b"policy 1", line]
 
 
-def test_a_file_that_another_process_puts_aside_is_written_on(tmp_path: Path) -> None:
+def test_file_rotated_by_another_process_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     one, other = (make_writer(path, {}, max_bytes=1000) for _ in range(2))
     for line in (b"a\n", b"b\n", b"c\n"):
@@ -220,7 +220,7 @@ def test_a_file_that_another_process_puts_aside_is_written_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("bytes_left", [5, 500])
-def test_a_file_that_somebody_cuts_or_writes_to_is_put_aside(tmp_path: Path, bytes_left: int) -> None:
+def test_file_changed_by_another_program_is_rotated(tmp_path: Path, bytes_left: int) -> None:
     path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=1000)
     put(writer, b"a\n")
@@ -232,7 +232,7 @@ def test_a_file_that_somebody_cuts_or_writes_to_is_put_aside(tmp_path: Path, byt
     assert bytes_left in [each.stat().st_size for each in tmp_path.iterdir()]
 
 
-def test_half_a_frame_that_cannot_be_taken_back_ends_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_frame_that_stays_ends_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, results = tmp_path / "decisions.jsonl", dict[str, int]()
     writer = make_writer(path, results)
     put(writer, b"a\n")
@@ -258,9 +258,7 @@ def test_half_a_frame_that_cannot_be_taken_back_ends_its_file(tmp_path: Path, mo
     assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"d"]
 
 
-def test_a_file_that_its_server_has_forgotten_is_begun_again_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_file_handle_is_logged_and_the_file_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, results = tmp_path / "decisions.jsonl", dict[str, int]()
     writer = make_writer(path, results)
     put(writer, b"a\n")
@@ -278,7 +276,7 @@ def test_a_file_that_its_server_has_forgotten_is_begun_again_and_that_is_said(
     assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"b"]
 
 
-async def test_a_thread_writes_what_is_put_and_the_end_writes_the_rest(tmp_path: Path) -> None:
+async def test_writer_writes_in_a_thread_and_flushes_at_stop(tmp_path: Path) -> None:
     path, results = tmp_path / "decisions.jsonl", dict[str, int]()
     writer = make_writer(path, results)
     await writer.start()
@@ -290,7 +288,7 @@ async def test_a_thread_writes_what_is_put_and_the_end_writes_the_rest(tmp_path:
     assert path.read_bytes().splitlines()[-3:] == [b"a", b"b", b"c"]
 
 
-def test_what_does_not_fit_is_dropped_and_counted_and_nothing_waits(tmp_path: Path) -> None:
+def test_writer_drops_and_counts_lines_beyond_its_queue(tmp_path: Path) -> None:
     results: dict[str, int] = {}
     writer = make_writer(tmp_path / "decisions.jsonl", results, max_queued=100)
     put(writer, *[b"x" * 40] * 5)
@@ -301,9 +299,7 @@ def test_what_does_not_fit_is_dropped_and_counted_and_nothing_waits(tmp_path: Pa
     assert writer.queued_bytes == 0
 
 
-def test_a_disk_that_cannot_be_written_is_said_once_counted_and_taken_up_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_logs_a_full_disk_once_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, results = tmp_path / "decisions.jsonl", dict[str, int]()
     writer = make_writer(path, results)
     put(writer, b"a\n")
@@ -326,9 +322,7 @@ def test_a_disk_that_cannot_be_written_is_said_once_counted_and_taken_up_again(
     assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"policy 2", b"b"]
 
 
-def test_a_disk_that_takes_one_frame_and_not_the_next_does_not_fill_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_bounds_log_lines_of_a_nearly_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, write = make_writer(tmp_path / "decisions.jsonl", {}, max_bytes=1 << 20), os.write
 
     def nearly_full(fd: int, data: bytes) -> int:
@@ -346,9 +340,7 @@ def test_a_disk_that_takes_one_frame_and_not_the_next_does_not_fill_the_log(
     assert len(logs) == 2 * CHANGES_TOLD
 
 
-async def test_a_folder_that_cannot_be_made_is_said_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_writer_logs_a_read_only_folder_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)  # root may write everywhere
     writer = make_writer(tmp_path / "new" / "decisions.jsonl", {})
     with capture_logs() as logs:
@@ -358,7 +350,7 @@ async def test_a_folder_that_cannot_be_made_is_said_at_the_start(
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device"])
-async def test_what_is_no_file_is_said_at_the_start_and_never_renamed(tmp_path: Path, kind: str) -> None:
+async def test_writer_refuses_and_never_renames_other_file_kinds(tmp_path: Path, kind: str) -> None:
     path, results = tmp_path / "decisions.jsonl", dict[str, int]()
     match kind:
         case "folder":
@@ -378,7 +370,7 @@ async def test_what_is_no_file_is_said_at_the_start_and_never_renamed(tmp_path: 
 
 
 @pytest.mark.parametrize("folder", ["file", "n" * 300])
-async def test_a_folder_that_cannot_be_made_is_said_and_nothing_else_happens(tmp_path: Path, folder: str) -> None:
+async def test_writer_survives_a_folder_that_cannot_be_created(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
     results: dict[str, int] = {}
     writer = make_writer(tmp_path / folder / "decisions.jsonl", results)
@@ -390,7 +382,7 @@ async def test_a_folder_that_cannot_be_made_is_said_and_nothing_else_happens(tmp
     assert [line["event"] for line in logs] == ["smetric.record.not_written"]
 
 
-async def test_the_end_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writer_stop_does_not_wait_for_a_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     monkeypatch.setattr(module, "END_S", 0.05)
