@@ -104,11 +104,19 @@ def publisher(engine: KvEngine, instance: Instance = ONE, **options: Any) -> Pub
     return Publisher(instance=instance, endpoint=engine.endpoint, replay=engine.replay, **options)
 
 
-async def test_hits_are_whole_blocks_below_prompt_length() -> None:
-    async with engine(replay=False) as one, listening(publisher(one)) as source:
+@asynccontextmanager
+async def followed(*events: Any, **options: Any) -> AsyncIterator[tuple[KvEngine, KvEvents]]:
+    """An engine that has published *events*, if any, and a source that knows its cache."""
+    async with engine(**options) as one, listening(publisher(one)) as source:
         await one.joined()
-        await one.publish(stored(PROMPT))
-        await until(lambda: told(source).is_known)
+        if events:
+            await one.publish(*events)
+        await known_after(source, 1 if events else 0)
+        yield one, source
+
+
+async def test_hits_are_whole_blocks_below_prompt_length() -> None:
+    async with followed(stored(PROMPT), replay=False) as (_, source):
         assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
         assert await hit_len(source, request(PROMPT[:-1])) == [4 * BLOCK]
         assert await hit_len(source, request(PROMPT[: 2 * BLOCK + 3])) == [2 * BLOCK]
@@ -185,9 +193,7 @@ async def test_source_knows_that_silent_engine_is_empty() -> None:
 
 
 async def test_source_replays_a_thousand_lost_messages() -> None:
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await until(lambda: told(source).is_known)
+    async with followed() as (one, source):
         await one.publish(stored(PROMPT))
         await known_after(source, 1)
         for i in range(1000):
@@ -261,9 +267,7 @@ async def test_source_gives_up_silent_replay_socket(monkeypatch: pytest.MonkeyPa
 
 
 async def test_source_forgets_contents_on_restart() -> None:
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await until(lambda: told(source).is_known)
+    async with followed() as (one, source):
         for i in range(3):
             await one.publish(stored([i, *PROMPT]))
         await known_after(source, 3)
@@ -278,9 +282,7 @@ async def test_source_forgets_contents_on_restart() -> None:
 
 
 async def test_source_catches_up_after_reconnect() -> None:
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await until(lambda: told(source).is_known)
+    async with followed() as (one, source):
         await one.publish(stored(PROMPT))
         await known_after(source, 1)
         one.disconnect()
@@ -297,9 +299,7 @@ async def test_source_catches_up_after_reconnect() -> None:
 
 @pytest.mark.parametrize("published", [0, 1, 3, 8])
 async def test_source_detects_new_process_at_same_address(published: int) -> None:
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await until(lambda: told(source).is_known)
+    async with followed() as (one, source):
         for i in range(3):
             await one.publish(stored([i, *PROMPT]))
         await known_after(source, 3)
@@ -317,9 +317,7 @@ async def test_source_detects_new_process_at_same_address(published: int) -> Non
 
 
 async def test_source_lag_is_that_of_latest_published_message() -> None:
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await until(lambda: told(source).is_known)
+    async with followed() as (one, source):
         assert told(source).lag_s is None
 
         async def made(at: float, **how: bool) -> None:
@@ -337,10 +335,7 @@ async def test_source_lag_is_that_of_latest_published_message() -> None:
 
 
 async def test_source_without_replay_is_known_again_with_next_message() -> None:
-    async with engine(replay=False) as one, listening(publisher(one)) as source:
-        await one.joined()
-        await one.publish(stored(PROMPT))
-        await until(lambda: told(source).is_known)
+    async with followed(stored(PROMPT), replay=False) as (one, source):
         one.disconnect()
         await until(lambda: not told(source).is_known)
         one.connect_again()
@@ -351,10 +346,7 @@ async def test_source_without_replay_is_known_again_with_next_message() -> None:
 
 
 async def test_source_relearns_after_restart_seen_in_metrics() -> None:
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await one.publish(stored(PROMPT))
-        await known_after(source, 1)
+    async with followed(stored(PROMPT)) as (one, source):
         one.restart()
         source.forget(ONE)
         await one.publish(stored(PROMPT[:BLOCK]))
@@ -363,9 +355,7 @@ async def test_source_relearns_after_restart_seen_in_metrics() -> None:
 
 
 async def test_source_drops_old_process_on_restart_within_message() -> None:
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await until(lambda: told(source).is_known)
+    async with followed() as (one, source):
         await one.publish(*(stored([i] * 10 * BLOCK) for i in range(2000)))
         await until(lambda: 0 < source.index.blocks < 20_000)
         one.restart()
@@ -502,10 +492,7 @@ async def test_hits_are_unknown_while_a_rank_is_silent() -> None:
 
 
 async def test_source_counts_malformed_messages_as_loss() -> None:
-    async with engine(replay=False) as one, listening(publisher(one)) as source:
-        await one.joined()
-        await one.publish(stored(PROMPT))
-        await until(lambda: told(source).is_known)
+    async with followed(stored(PROMPT), replay=False) as (one, source):
         await one.send_frames(b"only one")
         await one.send(b"\xc1")
         await one.send(msgspec.msgpack.encode([1e9, [{"type": "BlockRemoved"}], 0]))
@@ -561,10 +548,7 @@ async def test_source_reconnects_after_too_large_message(
     monkeypatch.setattr(subscriber, "RECONNECT_S", 0.0)
     monkeypatch.setattr(subscriber, "MAX_MESSAGE_BYTES", 4096)
     monkeypatch.setattr(subscriber, "REPLAY_SILENCE_S", 0.05)
-    async with engine() as one, listening(publisher(one)) as source:
-        await one.joined()
-        await one.publish(stored(PROMPT))
-        await known_after(source, 1)
+    async with followed(stored(PROMPT)) as (one, source):
         await one.publish(stored(range(5000)))
         async with asyncio.timeout(5):
             while messages(source) < 2:
