@@ -24,7 +24,7 @@ from smetric.admin.app import AdminRoute, as_json, body_of
 from smetric.errors import UNREADABLE
 from smetric.features import VOCABULARY
 from smetric.fleet.record import DecisionRecord
-from smetric.policy import Policy, PolicyError, Reader, Source
+from smetric.policy import Policy, PolicyError, PolicyText, Reader
 from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.parser import MAX_BYTES
 from smetric.records import report
@@ -55,8 +55,8 @@ def candidate_of(file: PolicyFile, text: str, settings: Settings | None, librari
     """
     beside: Reader = file.beside
 
-    def library(name: str) -> Source | None:
-        return Source(libraries[name], f"{name}.policy") if name in libraries else beside(name)
+    def library(name: str) -> PolicyText | None:
+        return PolicyText(libraries[name], f"{name}.policy") if name in libraries else beside(name)
 
     given, by = (file.settings, CONFIGURATION) if settings is None else (settings, "this trial")
     return language.load(text, VOCABULARY, path="candidate.policy", settings=given, libraries=library, set_by=by)

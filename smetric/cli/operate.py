@@ -254,11 +254,11 @@ def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, 
 def _libraries(source: PolicySource) -> Mapping[str, str]:
     """The libraries it uses, where they lie beside it; what else is wrong with it the router says."""
     from smetric.features import VOCABULARY
-    from smetric.policy import PolicyError, Source, load
+    from smetric.policy import PolicyError, PolicyText, load
 
     found: dict[str, str] = {}
 
-    def library(name: str) -> Source | None:
+    def library(name: str) -> PolicyText | None:
         text = source.libraries(name)
         if text is not None:
             found[name] = text.text

@@ -24,7 +24,7 @@ from smetric.cli.policy_report import FORMATS, Examined, write_junit
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.files import policy_path, read_once, shipped_policies
-from smetric.policy import Policy, PolicyError, Reader, Source, load
+from smetric.policy import Policy, PolicyError, PolicyText, Reader, load
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import unreadable
 from smetric.policy.layout import format_text
@@ -115,7 +115,7 @@ class PolicySource:
         return no_libraries if self.file is None else libraries_beside(Path(self.path))
 
     @property
-    def tests(self) -> Source | None:
+    def tests(self) -> PolicyText | None:
         """The file with more of its tests, `NAME.test.policy` beside it, where there is one.
 
         Raises:

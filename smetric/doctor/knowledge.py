@@ -42,7 +42,7 @@ from smetric.sources.kv_events.publisher import Publisher, publishers
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
 from smetric.sources.prefix_index.persistence import NAME, UnreadableImage, read_image
-from smetric.sources.prefix_index.tokens import PrefixTokens
+from smetric.sources.prefix_index.tokens import TokenPrefixIndex
 from smetric.sources.tokens.chat import ChatPrompt, NotTokenised, Unavailable, chat_of_chat
 from smetric.sources.tokens.engine import EngineEncoder
 
@@ -313,7 +313,7 @@ def _tolerance(site: Site, engine: ExaminedEngine, model: str, source: str) -> f
     block = engine.block_size or site.settings.block_size
     if source in (PrefixIndex.name, PrefixPart.name):
         return block + BLOCK_BYTES / site.router.tokens.of(model)
-    if source == PrefixTokens.name:
+    if source == TokenPrefixIndex.name:
         return max(block, site.settings.block_size)
     return block + (site.settings.lmcache.chunk_size if source.startswith("lmcache:") else 0)
 

@@ -4,7 +4,7 @@ It imports nothing else of smetric; a `Vocabulary` names the values that policie
 """
 
 from smetric.policy.decision import Decision, FilterTrace, Need, RuleTrace
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
+from smetric.policy.diagnostic import Diagnostic, PolicyError, PolicyText, Severity
 from smetric.policy.library import Reader
 from smetric.policy.parameter import Parameter
 from smetric.policy.plan import Outcome
@@ -26,12 +26,12 @@ __all__ = [
     "Parameter",
     "Policy",
     "PolicyError",
+    "PolicyText",
     "Reader",
     "RequestField",
     "RuleTrace",
     "Severity",
     "Snapshot",
-    "Source",
     "Unknown",
     "Vocabulary",
     "digest_of",

@@ -13,7 +13,7 @@ from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check_statement import Statements, is_error_status
-from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, Span, clip, in_order
+from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, PolicyText, Span, clip, in_order
 from smetric.policy.guard import NOBODY, reads, wasted_lookups
 from smetric.policy.lexer import one_line
 from smetric.policy.library import Linked, Reader, link, no_libraries, taken
@@ -207,7 +207,7 @@ class Pass:
         vocabulary: Vocabulary,
         settings: ParameterValues,
         choice: Choice,
-        beside: Source | None,
+        beside: PolicyText | None,
         tests: Sequence[tree.Test],
     ) -> None:
         self.choice = choice
@@ -259,7 +259,7 @@ class Pass:
             features = {key.partition(".")[2]: word for key, word in self.choice.items() if key.startswith(f"{name}.")}
             # Configuration reaches the parameters that the policy itself takes.
             settings = self._settings.only({own for library, own in self._taken if library == name})
-            findings = Findings(file.text, Source(file.text, file.path), self.statements.findings.calls)
+            findings = Findings(file.text, PolicyText(file.text, file.path), self.statements.findings.calls)
             made = Statements(file, self._vocabulary, settings, features, findings, self._library)
             self.libraries[name] = made
             made.run()
@@ -268,7 +268,7 @@ class Pass:
 
 def merged(passes: Sequence[Pass]) -> list[Diagnostic]:
     """Return the errors of all passes, each once. An error of some choices only names the choice."""
-    found: dict[tuple[str, Span, Source | None], list[tuple[Pass, Diagnostic]]] = {}
+    found: dict[tuple[str, Span, PolicyText | None], list[tuple[Pass, Diagnostic]]] = {}
     for each in passes:
         for error in each.errors:
             found.setdefault((error.code, error.span, error.source), []).append((each, error))
@@ -345,7 +345,7 @@ def check_text(
     settings: Mapping[str, Value] | None = None,
     path: str = "<policy>",
     libraries: Reader = no_libraries,
-    beside: Source | None = None,
+    beside: PolicyText | None = None,
     tests: bool = True,
     set_by: str = CONFIGURATION,
 ) -> tuple[tree.File, Checked]:
@@ -382,7 +382,7 @@ def _check_settings_of_tests(
         PolicyError: with each error once.
     """
     bare = replace(file, statements=tuple(each for each in file.statements if not isinstance(each, tree.Test)))
-    found: dict[tuple[Source | None, Span], Diagnostic] = {}
+    found: dict[tuple[PolicyText | None, Span], Diagnostic] = {}
     tried: list[dict[str, Any]] = [{}]
     for test in tests:
         if test.configured in tried:
@@ -398,7 +398,7 @@ def _check_settings_of_tests(
         raise PolicyError(list(found.values()), file.text, file.path)
 
 
-def _tests_beside(policy: tree.File, beside: Source) -> tuple[list[Diagnostic], tuple[tree.Test, ...]]:
+def _tests_beside(policy: tree.File, beside: PolicyText) -> tuple[list[Diagnostic], tuple[tree.Test, ...]]:
     """Return the errors of the file *beside*, and its tests."""
     try:
         file, errors = read(beside.text, beside.path)
@@ -421,7 +421,7 @@ def _check(
     settings: ParameterValues,
     errors: Sequence[Diagnostic],
     libraries: Reader,
-    beside: Source | None,
+    beside: PolicyText | None,
     tests: tuple[tree.Test, ...],
 ) -> Checked:
     linked = link(file, libraries)

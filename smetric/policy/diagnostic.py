@@ -173,7 +173,7 @@ class Severity(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PolicyText:
     """Text of a file, and its path in reports."""
 
     text: str
@@ -192,14 +192,14 @@ class Diagnostic:
     span: Span
     help: str = ""
     severity: Severity = Severity.ERROR
-    source: Source | None = None
+    source: PolicyText | None = None
 
     @property
     def way_out(self) -> str:
         """Its own help, or that of its code."""
         return self.help or WAYS_OUT[self.code]
 
-    def within(self, source: Source) -> Diagnostic:
+    def within(self, source: PolicyText) -> Diagnostic:
         """Return the same diagnostic in the library *source*."""
         return replace(self, source=source)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from smetric.policy import tree
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Source, Span
+from smetric.policy.diagnostic import Diagnostic, PolicyError, PolicyText, Span
 from smetric.policy.parser import read
 
 #: Libraries of one policy, those of its libraries included.
@@ -14,7 +14,7 @@ MAX_LIBRARIES = 16
 
 #: Returns the text of `NAME.policy` beside the policy; None if there is no such file.
 #: Raises `OSError` or `ValueError` with the reason if the file cannot be read.
-Reader = Callable[[str], Source | None]
+Reader = Callable[[str], PolicyText | None]
 
 
 def no_libraries(_: str) -> None:
@@ -50,7 +50,7 @@ def link(file: tree.File, reader: Reader) -> Linked:
 
 
 def _follow(
-    file: tree.File, source: Source | None, path: Sequence[str], reader: Reader, linked: Linked
+    file: tree.File, source: PolicyText | None, path: Sequence[str], reader: Reader, linked: Linked
 ) -> None:  # fmt: skip
     """Link the libraries of *file*, reached over *path*; *source* is None for the policy."""
     for statement in file.statements:
@@ -74,7 +74,7 @@ def _follow(
                 continue
             linked.files[name] = found[0]
             linked.errors += found[1]
-            own = Source(found[0].text, found[0].path)
+            own = PolicyText(found[0].text, found[0].path)
             _follow(found[0], own, (*path, name), reader, linked)
         linked.targets[id(statement)] = name
 

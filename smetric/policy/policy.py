@@ -12,7 +12,7 @@ from smetric.policy.check import Checked, check_text
 from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
+from smetric.policy.diagnostic import Diagnostic, PolicyError, PolicyText, Severity
 from smetric.policy.guard import ALWAYS
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.parameter import CONFIGURATION
@@ -46,8 +46,9 @@ class Policy:
         self.path = file.path
         self.doc = file.doc
         #: The text of each library it uses, by name.
-        self.libraries: Mapping[str, Source] = {
-            name: Source(library.file.text, library.file.path) for name, library in sorted(checked.libraries.items())
+        self.libraries: Mapping[str, PolicyText] = {
+            name: PolicyText(library.file.text, library.file.path)
+            for name, library in sorted(checked.libraries.items())
         }
         self.digest = digest_of(file.text, self.libraries)
         self.source = file.text
@@ -120,7 +121,7 @@ class Policy:
         return Compiler(self.plan, self._vocabulary, self.source, self.path)
 
 
-def digest_of(text: str, libraries: Mapping[str, Source]) -> str:
+def digest_of(text: str, libraries: Mapping[str, PolicyText]) -> str:
     """The first 12 hex digits of the SHA-256 of a policy's *text* and its *libraries*."""
     digest = hashlib.sha256(text.encode())
     for name, library in sorted(libraries.items()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, Severity, Source, Span, position
+from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyText, Severity, Span, position
 from smetric.policy.types import (
     BASES,
     BEHIND_NUMBERS,
@@ -43,7 +43,7 @@ class Findings:
     """
 
     def __init__(
-        self, text: str, source: Source | None = None, calls: list[tuple[tree.CallExpr, Findings]] | None = None
+        self, text: str, source: PolicyText | None = None, calls: list[tuple[tree.CallExpr, Findings]] | None = None
     ) -> None:
         self.text = text
         self.errors: list[Diagnostic] = []

@@ -11,7 +11,7 @@ from typing import Any
 from smetric.policy import tree
 from smetric.policy.check import check_text
 from smetric.policy.decision import Decision, Need
-from smetric.policy.diagnostic import Source, position
+from smetric.policy.diagnostic import PolicyText, position
 from smetric.policy.explain import explain
 from smetric.policy.lexer import one_line
 from smetric.policy.library import Reader, no_libraries
@@ -204,7 +204,7 @@ class Case:
     """A `test` block and its file."""
 
     test: tree.Test
-    source: Source
+    source: PolicyText
 
     @property
     def line(self) -> int:
@@ -235,7 +235,7 @@ def suite_of(
     *,
     path: str = "<policy>",
     libraries: Reader = no_libraries,
-    beside: Source | None = None,
+    beside: PolicyText | None = None,
 ) -> Suite:
     """The tests of a policy, checked.
 
@@ -251,7 +251,7 @@ def suite_of(
     """
     file, checked = check_text(source, vocabulary, path=path, libraries=libraries, beside=beside)
     policy = compiled(file, checked, vocabulary)
-    own = Source(source, path)
+    own = PolicyText(source, path)
     cases = [Case(test, own) for test in policy.tests]
     if beside is not None:
         cases += [Case(test, beside) for test in checked.tests_beside]

@@ -18,7 +18,7 @@ from smetric import names
 from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.features import ON_DEMAND, VOCABULARY
-from smetric.policy import Decision, Kind, Outcome, Policy, Snapshot, Source
+from smetric.policy import Decision, Kind, Outcome, Policy, PolicyText, Snapshot
 from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.snapshot import Origins
 from smetric.policy.vocabulary import pseudonym
@@ -149,8 +149,8 @@ def policy_of(recorded: PolicyLine, settings: Mapping[str, float | str | bool] |
     values = {**recorded.params, **(settings or {})}
     texts = recorded.libraries
 
-    def library(name: str) -> Source | None:
-        return Source(texts[name], f"{name}.policy") if name in texts else None
+    def library(name: str) -> PolicyText | None:
+        return PolicyText(texts[name], f"{name}.policy") if name in texts else None
 
     by = "`--set`" if settings else CONFIGURATION
     return language.load(recorded.text, VOCABULARY, path=recorded.file, settings=values, libraries=library, set_by=by)

@@ -20,7 +20,7 @@ from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.files import policy_path, read_regular
-from smetric.policy import Policy, PolicyError, Reader, Source, Vocabulary
+from smetric.policy import Policy, PolicyError, PolicyText, Reader, Vocabulary
 from smetric.policy.parser import MAX_BYTES
 
 #: Generations kept of each file, the acting one included.
@@ -64,10 +64,10 @@ def decoded(raw: bytes) -> str:
 def libraries_beside(policy: Path) -> Reader:
     """Return a reader of libraries: `NAME.policy` in the folder of *policy*."""
 
-    def library(name: str) -> Source | None:
+    def library(name: str) -> PolicyText | None:
         path = policy.parent / f"{name}.policy"
         try:
-            return Source(read_policy(path), str(path))
+            return PolicyText(read_policy(path), str(path))
         except FileNotFoundError:
             return None
         except ConfigError as error:
@@ -76,7 +76,7 @@ def libraries_beside(policy: Path) -> Reader:
     return library
 
 
-def further_tests(policy: Path) -> Source | None:
+def further_tests(policy: Path) -> PolicyText | None:
     """Return `NAME.test.policy` beside *policy*, `NAME.policy`; None if it does not exist.
 
     Raises:
@@ -84,7 +84,7 @@ def further_tests(policy: Path) -> Source | None:
     """
     path = policy.with_suffix(_TESTS)
     try:
-        return Source(read_whatever(path), str(path))
+        return PolicyText(read_whatever(path), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -187,7 +187,7 @@ class PolicyFile:
         self.settings = dict(settings or {})
         self.beside = libraries_beside(path)
         #: Libraries that the policy uses, as last read; None for one that does not exist.
-        self._libraries: dict[str, Source | None] = {}
+        self._libraries: dict[str, PolicyText | None] = {}
         self._on_reload = on_reload or (lambda file, error: None)
         try:
             source = read_policy(path)
@@ -215,12 +215,12 @@ class PolicyFile:
             source, self._vocabulary, path=str(self.path), settings=self.settings, libraries=self._library
         )
 
-    def _library(self, name: str) -> Source | None:
+    def _library(self, name: str) -> PolicyText | None:
         """Read a library that the policy uses, and remember it, so that its changes are seen."""
         try:
             self._libraries[name] = self.beside(name)
         except (OSError, ValueError) as error:
-            self._libraries[name] = Source(f"unreadable: {error}", name)
+            self._libraries[name] = PolicyText(f"unreadable: {error}", name)
             raise
         return self._libraries[name]
 

@@ -24,7 +24,7 @@ from smetric.sources.vllm import Prober, Scraper
 
 if TYPE_CHECKING:
     from smetric.sources.kv_events.source import KvEvents
-    from smetric.sources.prefix_index.tokens import PrefixTokens
+    from smetric.sources.prefix_index.tokens import TokenPrefixIndex
     from smetric.sources.shared.peers import Peers
 
 #: The index of text gets one part in so many of the prefix index's memory if there is one of token ids as well.
@@ -172,7 +172,7 @@ def require_token_ids(settings: Settings) -> None:
             )
 
 
-def _prefix_index(settings: Settings, token_ids: TokenIds) -> tuple[PrefixTokens | None, PrefixIndex | None]:
+def _prefix_index(settings: Settings, token_ids: TokenIds) -> tuple[TokenPrefixIndex | None, PrefixIndex | None]:
     """Build the prefix index: by token ids if there is a tokenizer, and by text; (None, None) if it is off."""
     if not settings.prefix_index.enabled:
         return None, None
@@ -189,11 +189,11 @@ def _prefix_index(settings: Settings, token_ids: TokenIds) -> tuple[PrefixTokens
 
     if settings.tokenizer.source == "estimated":
         return None, index(most)
-    from smetric.sources.prefix_index.tokens import PrefixTokens
+    from smetric.sources.prefix_index.tokens import TokenPrefixIndex
 
     text = index(most // TEXT_SHARE)
     tokens = index(most - text.table.max_bytes, settings.block_size)
-    return PrefixTokens(tokens, text, token_ids, yields=yields), text
+    return TokenPrefixIndex(tokens, text, token_ids, yields=yields), text
 
 
 def _kv_events(settings: Settings, fleet: Fleet, token_ids: TokenIds) -> KvEvents | None:

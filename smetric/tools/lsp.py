@@ -19,7 +19,7 @@ from pygls.workspace import TextDocument
 from smetric import __version__
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
-from smetric.policy import Diagnostic, PolicyError, Source, tree
+from smetric.policy import Diagnostic, PolicyError, PolicyText, tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import Span, position, unreadable
@@ -128,10 +128,10 @@ class Document:
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All errors, or all warnings if there is no error; a file of tests is checked with its policy."""
-        own, policy, is_tests = Source(self.text, self.path), self._policy, self._policy != Path(self.path)
+        own, policy, is_tests = PolicyText(self.text, self.path), self._policy, self._policy != Path(self.path)
         try:
             main, beside = (
-                (Source(read_whatever(policy), str(policy)), own) if is_tests else (own, further_tests(policy))
+                (PolicyText(read_whatever(policy), str(policy)), own) if is_tests else (own, further_tests(policy))
             )
         except (ConfigError, OSError) as error:
             why = getattr(error, "strerror", None) or str(error)
@@ -144,7 +144,7 @@ class Document:
             found = error.diagnostics
         return tuple(self._placed(each, each.source or main) for each in found)
 
-    def _placed(self, found: Diagnostic, source: Source) -> Diagnostic:
+    def _placed(self, found: Diagnostic, source: PolicyText) -> Diagnostic:
         """The finding at a place of this text; one of another file is placed at the first `use` or at the top."""
         if source.path == self.path:
             return found

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from smetric.policy import Diagnostic, PolicyError, Source
+from smetric.policy import Diagnostic, PolicyError, PolicyText
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import position
 from tests.policy.words import WORDS
@@ -29,7 +29,7 @@ class Case:
     """One case of the golden file: the texts it holds, and the diagnostics it expects."""
 
     text: str
-    libraries: Mapping[str, Source]
+    libraries: Mapping[str, PolicyText]
     sources: str
     expected: str
 
@@ -62,7 +62,7 @@ def cases() -> list[Case]:
         sources, expected = block.split("~~~~\n")
         text, *rest = re.split(r"^>>>> (.*)\.policy\n", sources, flags=re.M)
         texts = dict(zip(rest[::2], rest[1::2], strict=True))
-        libraries = {name: Source(code.removesuffix("\n"), f"{name}.policy") for name, code in texts.items()}
+        libraries = {name: PolicyText(code.removesuffix("\n"), f"{name}.policy") for name, code in texts.items()}
         found.append(Case(text.removesuffix("\n"), libraries, sources, expected))
     return found
 

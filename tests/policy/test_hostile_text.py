@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.policy import Source
+from smetric.policy import PolicyText
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import PolicyError
 from smetric.policy.parser import MAX_BYTES
@@ -72,8 +72,8 @@ def mutated(chance: random.Random) -> str:
     return "".join(pieces)
 
 
-def _libraries(name: str) -> Source | None:
-    return Source(COMMON, "common.policy") if name == "common" else None
+def _libraries(name: str) -> PolicyText | None:
+    return PolicyText(COMMON, "common.policy") if name == "common" else None
 
 
 def _survives(text: str, configured: dict[str, float | str | bool] | None = None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.policy import Decision, Policy, PolicyError, Reader, Snapshot, Source, load
+from smetric.policy import Decision, Policy, PolicyError, PolicyText, Reader, Snapshot, load
 from smetric.policy.check import check_text
 from smetric.policy.testing import suite_of
 
@@ -25,7 +25,7 @@ def hit_ratio(c)     = c / req.prompt_len
 
 
 def reader(files: Mapping[str, str]) -> Reader:
-    return lambda name: Source(files[name], f"{name}.policy") if name in files else None
+    return lambda name: PolicyText(files[name], f"{name}.policy") if name in files else None
 
 
 def policy(body: str, files: Mapping[str, str] | None = None, **settings: Any) -> Policy:
@@ -116,7 +116,7 @@ def test_library_feature_parameter_is_a_unit() -> None:
 
 
 def test_library_reports_why_it_cannot_be_read() -> None:
-    def unreadable(name: str) -> Source | None:
+    def unreadable(name: str) -> PolicyText | None:
         raise PermissionError(13, "Permission denied")
 
     with pytest.raises(PolicyError, match=r"common\.policy cannot be read: Permission denied"):
@@ -131,7 +131,7 @@ def test_library_is_read_once_for_all_its_users() -> None:
     }
     asked: list[str] = []
 
-    def counting(name: str) -> Source | None:
+    def counting(name: str) -> PolicyText | None:
         asked.append(name)
         return reader(files)(name)
 
@@ -164,7 +164,7 @@ def test_library_text_is_part_of_the_digest() -> None:
     other = policy(USES, {"common": COMMON + "# edited\n"})
     assert one.digest == same.digest != other.digest
     assert plain.libraries == {}
-    assert one.libraries == {"common": Source(COMMON, "common.policy")}
+    assert one.libraries == {"common": PolicyText(COMMON, "common.policy")}
 
 
 def test_library_can_be_checked_but_not_loaded() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.policy import PolicyError, Source
+from smetric.policy import PolicyError, PolicyText
 from smetric.policy.testing import Coverage, Situation, TestResult, suite_of
 
 
@@ -237,7 +237,7 @@ def test_coverage_can_be_complete() -> None:
 
 
 def test_coverage_counts_tests_in_a_file_beside() -> None:
-    beside = Source('policy p\ntest "more"\n  instance | requests\n  a | 2\n  expect a as only', "p.test.policy")
+    beside = PolicyText('policy p\ntest "more"\n  instance | requests\n  a | 2\n  expect a as only', "p.test.policy")
     suite = suite_of("policy p\nroute rr_argmin(0) as only\n", VOCABULARY, beside=beside)
     (result,) = suite.run()
     assert (result.path, result.line, result.failure) == ("p.test.policy", 2, "")

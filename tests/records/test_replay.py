@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
-from smetric.policy import Policy, PolicyError, Source, load
+from smetric.policy import Policy, PolicyError, PolicyText, load
 from smetric.records.reader import Reading
 from smetric.records.replay import RECORDED, Comparison, Judges, replay
 from tests.records.drive import Fleet, policy, write
@@ -114,7 +114,7 @@ def test_replay_finds_libraries_in_the_record(tmp_path: Path) -> None:
         VOCABULARY,
         path="test.policy",
         settings={"MOST": 1.2},
-        libraries=lambda name: Source(library, "guards.policy") if name == "guards" else None,
+        libraries=lambda name: PolicyText(library, "guards.policy") if name == "guards" else None,
     )
     fleet = Fleet(random.Random(12), 6)
     write(path, [fleet.decide(acting) for _ in range(300)])

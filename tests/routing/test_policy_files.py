@@ -14,7 +14,7 @@ import structlog
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.files import watch
-from smetric.policy import PolicyError, Source
+from smetric.policy import PolicyError, PolicyText
 from smetric.policy.parser import MAX_BYTES
 from smetric.routing.policy_files import Origin, PolicyFile
 from tests.fakes import until
@@ -286,7 +286,7 @@ def test_policy_file_reads_library_changed_during_load(path: Path, written: str)
     beside = policy_file.beside
     reads = []
 
-    def late(name: str) -> Source | None:
+    def late(name: str) -> PolicyText | None:
         found = beside(name)
         reads.append(name)
         if len(reads) == 2:  # the second of a refresh is the policy's own

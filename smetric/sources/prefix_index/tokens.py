@@ -32,7 +32,7 @@ class _Late:
     usage: Usage | None = None
 
 
-class PrefixTokens(Source):
+class TokenPrefixIndex(Source):
     """Index of blocks of token ids beside one of text: exact to a block of the engine if ids are known in time.
 
     Every prompt whose ids are known, or can be found while its response comes, is entered in both indexes. This one

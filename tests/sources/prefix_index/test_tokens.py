@@ -13,7 +13,7 @@ from smetric.fleet.instance import Instance
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest, Usage
 from smetric.sources.prefix_index.index import PrefixIndex
-from smetric.sources.prefix_index.tokens import ASKED_S, PrefixTokens
+from smetric.sources.prefix_index.tokens import ASKED_S, TokenPrefixIndex
 from tests.clock import Clock
 from tests.fakes import until
 from tests.sources.prefix_index.lettered import instances
@@ -53,7 +53,7 @@ class Pair:
         self.ids, self.clock = Ids(), Clock()
         self.text = PrefixIndex(yields=yields, clock=self.clock)
         index = PrefixIndex(block_tokens=BLOCK, yields=yields, clock=self.clock)
-        self.tokens = PrefixTokens(index, self.text, self.ids, yields=yields, clock=self.clock)
+        self.tokens = TokenPrefixIndex(index, self.text, self.ids, yields=yields, clock=self.clock)
 
     async def look_up(self, request: InferenceRequest) -> list[float | None]:
         answer = self.tokens.lookup(request, self.fleet)
