@@ -1,7 +1,4 @@
-"""The composition root: builds every part from the settings and hands them to each other. No logic here.
-
-What serves its ports is `smetric.serving`.
-"""
+"""Composition root: builds every part from the settings and connects them. `smetric.cli.serve` serves its ports."""
 
 from __future__ import annotations
 
@@ -340,7 +337,7 @@ def _data_limits(settings: Settings) -> HttpLimits:
 
 
 async def _end(part: str, ending: Awaitable[object]) -> None:
-    """What cannot end must not keep the others from writing what they know, and from sending their traces."""
+    """Await *ending*; an error is logged, so that the other parts still write their files and send their traces."""
     try:
         await ending
     except Exception:
@@ -348,5 +345,5 @@ async def _end(part: str, ending: Awaitable[object]) -> None:
 
 
 def create_app(settings: Settings) -> App:
-    """The data port's ASGI app alone, for another server; it starts and stops with its lifespan."""
+    """Return the ASGI app of the data port, for another server; its lifespan starts and stops the router."""
     return Application(settings).data_app()

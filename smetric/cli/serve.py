@@ -1,4 +1,4 @@
-"""`smetric serve`: run the router until it is told to end."""
+"""`smetric serve`: the process, its two ports and signals; options that other commands share."""
 
 from __future__ import annotations
 
@@ -34,24 +34,30 @@ from smetric.http.listener import (
 from smetric.http.tls import Tls
 from smetric.telemetry import logs
 
-# Serves an application's two ports until it is told to end, drains, and says how it went.
-#
-# What the ports serve is put together in `smetric.app`.
+log = structlog.get_logger("smetric.serving")
 
-#: Seconds that requests which are cut off have to end before the server drops their connections.
+#: Seconds that requests have to end after the drain deadline has cut them off.
 CUT_OFF_S = 2.0
-#: Exit codes of a router that was told to end; 0 when every request ended by itself.
+#: Exit codes after a second signal, and after a drain deadline that cut off requests; otherwise 0.
 FORCED, CUT = 1, 4
 
-log = structlog.get_logger("smetric.serving")
+F = TypeVar("F", bound=Callable[..., Any])
+#: The setting of each option. A repeated option replaces the whole list.
+_OPTIONS = {
+    "--policy": "policy",
+    "--instance": "instances",
+    "--host": "listen.host",
+    "--port": "listen.port",
+    "--admin-port": "admin.port",
+}
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, drain, and return the exit code. SIGHUP has changed files read again."""
+    """Serve until SIGTERM or SIGINT, drain, and return the exit code. SIGHUP reads changed files again."""
     logs.configure(settings.log.level, settings.log.format)
-    logging.captureWarnings(True)  # or they stand in the log as plain text
+    logging.captureWarnings(True)  # otherwise they are plain text in the log
     application = Application(settings)
-    _spare_the_collector()
+    _freeze_garbage()
     given = handed_over(os.environ, os.getpid())
     data = given.get(DATA) or listen(settings.listen.host, settings.listen.port)
     admin = given.get(ADMIN) or listen(settings.admin.host, settings.admin.port)
@@ -71,10 +77,9 @@ def run(settings: Settings) -> int:
 
 @contextmanager
 def _at_hangup(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Iterator[None]:
-    """Have *loop* call *look* at each SIGHUP, also at one that came while it was blocked.
+    """Call *look* in *loop* at each SIGHUP, also at one that was blocked until now.
 
-    In the end no signal counts any more: the loop's own handlers go with it, and a process that has done all it had to
-    would end as if it had not.
+    At the end all signals are ignored: without the loop's handlers they would change the exit code of a finished drain.
     """
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(look))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
@@ -86,11 +91,11 @@ def _at_hangup(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Ite
             signal.signal(number, signal.SIG_IGN)
 
 
-def _spare_the_collector() -> None:
-    """Let the garbage collector pass over what start-up made, and come less often.
+def _freeze_garbage() -> None:
+    """Exclude the objects of the start from garbage collection, and collect less often.
 
-    All of it lives as long as the process. Walking it stopped every stream for tens of milliseconds; the last thousand
-    decisions, which are kept as objects, made that happen every few hundred requests.
+    They live as long as the process, and each full collection stopped all streams for tens of milliseconds. The last
+    thousand decisions are objects too, which caused one every few hundred requests.
     """
     gc.collect()
     gc.freeze()
@@ -123,9 +128,14 @@ async def serve_ports(
     *,
     is_admin_shared: bool = False,
 ) -> int:
-    """Both ports, the data port by *tls* if given, until a signal; returns the exit code.
+    """Serve both ports until a signal and return the exit code.
 
-    The admin port stays up while the data port drains, unless its socket is shared: then the next process has it.
+    Args:
+        application: the router.
+        data: listening socket of the data port.
+        admin: listening socket of the admin port, which is served until the data port has drained.
+        tls: certificate of the data port; None for plain HTTP.
+        is_admin_shared: another process listens on the admin socket too: leave it as soon as the drain begins.
     """
     settings = application.settings
     shutdown = Shutdown()
@@ -175,7 +185,7 @@ async def serve_ports(
             return FORCED
         return CUT if application.under_way.cut else 0
     finally:
-        shutdown.draining.set()  # where one port fails, the other has to end, too
+        shutdown.draining.set()  # the other port ends too if one fails
         drained.set()
         forced.cancel()
         deadline.cancel()
@@ -183,26 +193,13 @@ async def serve_ports(
         log.info("smetric.stopped")
 
 
-# The options that change settings, shared by the commands that read a configuration.
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-#: Option to the setting it sets; repeated options replace the whole list.
-_OPTIONS = {
-    "--policy": "policy",
-    "--instance": "instances",
-    "--host": "listen.host",
-    "--port": "listen.port",
-    "--admin-port": "admin.port",
-}
-
 set_option = click.option(
     "--set", "params", metavar="PARAM=VALUE", multiple=True, help="A parameter of the policy; repeat it for more."
 )
 
 
 def settings_options(command: F) -> F:
-    """Adds the options; the command gets them as keyword arguments and hands them to `settings_table`."""
+    """Add the options of settings to a command, which passes them to `settings_table`."""
     for option in reversed(
         (
             click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A YAML file of settings."),
@@ -219,7 +216,7 @@ def settings_options(command: F) -> F:
 
 
 def settings_table(config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> RawTable:
-    """Everything set by file, environment and options, with its places."""
+    """Return the settings of file, environment and options, with their places."""
     flags = []
     for option, name in _OPTIONS.items():
         value = options[option.removeprefix("--").replace("-", "_")]
@@ -230,7 +227,7 @@ def settings_table(config: Path | None, params: tuple[str, ...], **options: str 
 
 
 def _param_flags(params: tuple[str, ...]) -> list[Flagged]:
-    """`--set OVERLOAD=3` as flags."""
+    """Return the values of `--set` as flags."""
     flags = []
     for param in params:
         name, equals, value = param.partition("=")
@@ -241,11 +238,8 @@ def _param_flags(params: tuple[str, ...]) -> list[Flagged]:
 
 
 def param_values(params: tuple[str, ...]) -> Mapping[str, float | str | bool]:
-    """`--set OVERLOAD=3` as values for a policy's parameters."""
+    """Return the values of `--set` as parameters of a policy."""
     return from_table(stack(None, {}, _param_flags(params))).params
-
-
-# `smetric serve`: run the router.
 
 
 @click.command()
@@ -253,14 +247,14 @@ def param_values(params: tuple[str, ...]) -> Mapping[str, float | str | bool]:
 def serve(config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> None:
     """Route requests to vLLM instances until SIGTERM.
 
-    Settings come from FILE, from SMETRIC_… variables and from these options; the later win. SIGHUP has policies and
-    certificates that have changed read again.
+    Settings come from FILE, from SMETRIC_… variables and from these options; later ones win. SIGHUP reads policies and
+    certificates again that have changed.
 
     \b
     smetric serve --policy smetric --instance http://127.0.0.1:9101 --instance http://127.0.0.1:9102
     smetric serve --config smetric.yaml --port 8080
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # no reason to end; it is answered when we serve
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # it must not end the process before there is a handler
     settings = from_table(settings_table(config, params, **options))
     if not settings.instances:
         raise ConfigError(
