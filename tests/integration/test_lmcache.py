@@ -22,8 +22,8 @@ from smetric.config.settings import (
     Settings,
 )
 from smetric.http.listener import address_of, listen, serve_port
-from smetric.lab.emulator import call, chat
 from smetric.lab.emulator import instance as emulated
+from smetric.lab.emulator import prompt
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.request.request import InferenceRequest
 from tests.fakes import until
@@ -63,7 +63,7 @@ class Agent:
     async def turn(self, client: aiohttp.ClientSession) -> None:
         self.messages.append({"role": "user", "content": f"{self.name}: {TURN}"})
         id = f"{self.name}-{next(self.numbers)}"
-        self.ids.by_id[id] = call.to_ids(chat.render(self.messages))
+        self.ids.by_id[id] = prompt.to_ids(prompt.render(self.messages))
         body = {"model": "emulated", "messages": self.messages, "max_tokens": 8}
         async with client.post(self.url + "/v1/chat/completions", json=body, headers={"x-request-id": id}) as response:
             assert response.status == 200

@@ -28,7 +28,7 @@ from smetric.config.settings import (
 )
 from smetric.fleet.record import DecisionRecord
 from smetric.http.listener import address_of, listen, serve_port
-from smetric.lab.emulator import call, instance
+from smetric.lab.emulator import instance, prompt
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
@@ -222,7 +222,7 @@ def _system(session: Session) -> str:
 
 def _tools(session: Session) -> list[tuple[str, str]]:
     """Names and descriptions, which together with their schemas have about the recorded length."""
-    schema = call.count(call.encode(orjson.dumps(_PARAMETERS).decode())) + 20
+    schema = prompt.count(prompt.encode(orjson.dumps(_PARAMETERS).decode())) + 20
     each = session.tools // len(_TOOLS) - schema
     return [(name, _filler(f"tool {name} {session.tools}", each)) for name in _TOOLS]
 

@@ -1,12 +1,10 @@
-"""One request of an emulated engine."""
+"""Request of an emulated engine: errors in vLLM's words, typed fields of its body, and what they ask for."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 import uuid
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,19 +13,18 @@ import orjson
 
 from smetric.lab.store import TOKEN_BYTES
 
-# Errors of an emulated engine, in the words and shapes of vLLM.
-
-BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-#: The type of an error of a body that does not validate.
+#: `error.type` of a body that does not validate.
 INVALID = "Bad Request"
+#: Most sequences of one request, n × prompts.
+MAX_SEQUENCES = 256
 
 
 class EngineError(Exception):
-    """An error that is answered to the client.
+    """Error that is answered to the client.
 
     Args:
         status: HTTP status.
-        message: as vLLM words it; values of prompts are never repeated.
+        message: in vLLM's words; it never repeats values of prompts.
         kind: `error.type` of the body.
         param: the field at fault.
     """
@@ -40,7 +37,7 @@ class EngineError(Exception):
         self.param = param
 
     def body(self, *, anthropic: bool) -> bytes:
-        """The body of the answer, in Anthropic's shape or in OpenAI's; what does not validate always has OpenAI's."""
+        """Return the body in Anthropic's shape or in OpenAI's; a validation error always has OpenAI's."""
         if anthropic and self.kind != INVALID:
             return orjson.dumps({"type": "error", "error": {"type": self.kind, "message": self.message}})
         return orjson.dumps(
@@ -49,17 +46,18 @@ class EngineError(Exception):
 
 
 class UnreadableBodyError(Exception):
-    """The body is no text, or more deeply nested or longer in its numbers than the parser reads."""
+    """Body that is not UTF-8, nested too deeply, or with numbers too long for the parser."""
 
 
 class InvalidBodyError(EngineError):
-    """The body does not have the shape the API asks for.
+    """Body of another shape than the API expects.
 
     Args:
-        rule: the name of the rule that was broken, as pydantic gives it.
+        rule: name of the broken rule, as pydantic gives it.
         at: the place, from `body`.
-        message: what should be there.
-        value: what is there; only its kind and size are told.
+        message: what is expected there.
+        value: what is there; the error shows only its kind and size.
+        context: the parser's own message.
     """
 
     def __init__(self, rule: str, at: str, message: str, value: object, context: str | None = None) -> None:
@@ -69,27 +67,11 @@ class InvalidBodyError(EngineError):
 
 
 def bad_request(message: str, param: str | None = None, value: object = None) -> EngineError:
-    """A request that is well formed and cannot be served."""
+    """Return the error of a well-formed request that cannot be served."""
     if param is not None:
         shown = "" if value is None else f", value={value}"
         message = f"{message} (parameter={param}{shown})"
     return EngineError(400, message, "BadRequestError", param)
-
-
-def unknown_model(model: str, known: tuple[str, ...]) -> EngineError:
-    """A model this engine does not serve."""
-    message = f"The model `{model}` does not exist. Valid aliases: {', '.join(known)}."
-    return EngineError(404, message, "NotFoundError", "model")
-
-
-def busy() -> EngineError:
-    """The queue is full."""
-    return EngineError(503, BUSY, "Service Unavailable")
-
-
-def no_such_response(response_id: str) -> EngineError:
-    """Responses are not stored, as in vLLM unless it is told to."""
-    return EngineError(404, f"Response with id '{response_id}' not found.", "invalid_request_error", "response_id")
 
 
 def _kind_of(value: object) -> str:
@@ -102,15 +84,14 @@ def _kind_of(value: object) -> str:
     return str(value)
 
 
-# Typed access to the fields of a JSON body; what is wrong is told as vLLM's validation tells it.
-
-
 class Fields:
-    """An object of the body.
+    """Typed access to an object of the body; errors read as those of vLLM's validation.
+
+    Each accessor treats null as absent and raises `InvalidBodyError` for another type.
 
     Args:
         values: the decoded object.
-        at: where it stands, for errors.
+        at: its place, for errors.
     """
 
     __slots__ = ("at", "values")
@@ -124,15 +105,15 @@ class Fields:
         """Decode a request body.
 
         Raises:
-            InvalidBodyError: it is empty, no JSON, no object, or a string in it is no text.
-            UnreadableBodyError: it is no UTF-8, or more than the parser reads.
+            InvalidBodyError: it is empty, not a JSON object, or contains half a surrogate pair.
+            UnreadableBodyError: it is not UTF-8, or exceeds the parser's limits.
         """
         if not body:
             raise InvalidBodyError("missing", "body", "Field required", None)
         try:
             values = orjson.loads(body)
         except orjson.JSONDecodeError:
-            # The slow parser is the one vLLM has: it is a little more lenient, and words and counts as vLLM does.
+            # vLLM uses the standard parser: it accepts a little more, and its messages and positions are repeated here.
             try:
                 values = json.loads(body)
             except json.JSONDecodeError as error:
@@ -140,7 +121,7 @@ class Fields:
                 raise InvalidBodyError("json_invalid", at, "JSON decode error", {}, error.msg) from None
             except (ValueError, RecursionError) as error:
                 raise UnreadableBodyError from error
-            # It also takes halves of surrogate pairs, which the validation after it does not.
+            # That parser also accepts half a surrogate pair, which vLLM's validation rejects.
             try:
                 json.dumps(values, ensure_ascii=False).encode()
             except UnicodeEncodeError:
@@ -151,136 +132,61 @@ class Fields:
         return cls(values)
 
     def required(self, name: str) -> Any:
-        """The value of a field that must be there."""
+        """Return the value of a mandatory field of any type."""
         if self.values.get(name) is None:
             raise InvalidBodyError("missing", f"{self.at}.{name}", "Field required", self.values)
         return self.values[name]
 
     def integer(self, name: str) -> int | None:
-        """A whole number, None if the field is absent or null."""
+        """Return a whole number, or None if it is absent."""
         value = self.values.get(name)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-            return value
         if isinstance(value, float) and value.is_integer():
             return int(value)
         if isinstance(value, str):
             message = "Input should be a valid integer, unable to parse string as an integer"
             raise InvalidBodyError("int_parsing", f"{self.at}.{name}", message, value)
-        raise InvalidBodyError("int_type", f"{self.at}.{name}", "Input should be a valid integer", value)
+        number: int | None = self._checked(name, (int,), "int_type", "integer")
+        return number
 
     def number(self, name: str) -> float | None:
-        """A number, None if the field is absent or null."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        raise InvalidBodyError("float_type", f"{self.at}.{name}", "Input should be a valid number", value)
+        """Return a number, or None if it is absent."""
+        value = self._checked(name, (int, float), "float_type", "number")
+        return None if value is None else float(value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """A truth value."""
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool):
-            return value
-        raise InvalidBodyError("bool_type", f"{self.at}.{name}", "Input should be a valid boolean", value)
+        """Return a truth value, or *default* if it is absent."""
+        value = self._checked(name, (bool,), "bool_type", "boolean")
+        return default if value is None else bool(value)
 
     def string(self, name: str) -> str | None:
-        """A text, None if the field is absent or null."""
-        value = self.values.get(name)
-        if value is None or isinstance(value, str):
-            return value
-        raise InvalidBodyError("string_type", f"{self.at}.{name}", "Input should be a valid string", value)
+        """Return a text, or None if it is absent."""
+        text: str | None = self._checked(name, (str,), "string_type", "string")
+        return text
 
     def objects(self, name: str) -> list[dict[str, Any]]:
-        """A list of objects, empty if the field is absent or null."""
-        value = self.values.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise InvalidBodyError("list_type", f"{self.at}.{name}", "Input should be a valid list", value)
-        for index, item in enumerate(value):
+        """Return a list of objects; it is empty if the field is absent."""
+        items: list[Any] = self._checked(name, (list,), "list_type", "list") or []
+        for index, item in enumerate(items):
             if not isinstance(item, dict):
                 message = "Input should be a valid dictionary"
                 raise InvalidBodyError("model_attributes_type", f"{self.at}.{name}.{index}", message, item)
-        return value
+        return items
 
     def nested(self, name: str) -> Fields:
-        """An object within, empty if the field is absent or null."""
+        """Return an inner object; it is empty if the field is absent."""
+        return Fields(self._checked(name, (dict,), "model_attributes_type", "dictionary") or {}, f"{self.at}.{name}")
+
+    def _checked(self, name: str, kinds: tuple[type, ...], rule: str, expected: str) -> Any:
         value = self.values.get(name)
-        if value is None:
-            return Fields({}, f"{self.at}.{name}")
-        if not isinstance(value, dict):
-            message = "Input should be a valid dictionary"
-            raise InvalidBodyError("model_attributes_type", f"{self.at}.{name}", message, value)
-        return Fields(value, f"{self.at}.{name}")
-
-
-# The emulated tokenizer: every four bytes of text are one token, so that it is cheap and can be undone.
-#
-# Token ids are the four bytes themselves, read as an unsigned integer; a text whose length is no multiple of four ends
-# in a padded token. The markers of the chat template are tokens no text can produce, since 0xFF never occurs in UTF-8.
-# Packed tokens are their bytes, one after the other.
-
-#: Ids are below this.
-VOCABULARY = 1 << 32
-
-MARKERS = {
-    b"\xff\xff\xff\x01": "<|im_start|>",
-    b"\xff\xff\xff\x02": "<|im_end|>",
-}
-START, END = MARKERS
-
-_PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
-
-
-def encode(text: str) -> bytes:
-    """Packed tokens of *text*, which starts on a token of its own wherever it stands in a prompt."""
-    data = text.encode()
-    return data + _PADDING[len(data) % TOKEN_BYTES]
-
-
-def count(tokens: bytes) -> int:
-    """How many tokens are packed here."""
-    return len(tokens) // TOKEN_BYTES
-
-
-def to_ids(tokens: bytes) -> list[int]:
-    """The ids of packed tokens."""
-    return array("I", tokens).tolist()
-
-
-def from_ids(ids: Sequence[int]) -> bytes:
-    """Packed tokens of *ids*, each below `VOCABULARY`."""
-    return array("I", ids).tobytes()
-
-
-def strings(tokens: bytes) -> list[str]:
-    """The text of each token; bytes that are no text of their own are shown as U+FFFD."""
-    return [_text(tokens[at : at + TOKEN_BYTES]) for at in range(0, len(tokens), TOKEN_BYTES)]
-
-
-def decode(tokens: bytes) -> str:
-    """The text packed tokens stand for, markers written out."""
-    pieces = re.split(b"(\xff\xff\xff[\x01\x02])", tokens)
-    return "".join(_text(piece) for piece in pieces)
-
-
-def _text(piece: bytes) -> str:
-    marker = MARKERS.get(piece)
-    return marker if marker is not None else piece.replace(b"\0", b"").decode(errors="replace")
-
-
-# One request as the emulated engine serves it, whichever API it came by.
-
-#: Sequences one request may ask for, n × prompts.
-MAX_SEQUENCES = 256
+        # A truth value is an int in Python, but not in JSON.
+        if value is None or (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))):
+            return value
+        raise InvalidBodyError(rule, f"{self.at}.{name}", f"Input should be a valid {expected}", value)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine serves: names (the first one answers), and the longest prompt and output together, in tokens."""
+    """Served names, of which answers carry the first, and the longest prompt and output together, in tokens."""
 
     names: tuple[str, ...]
     max_model_len: int
@@ -288,10 +194,25 @@ class EngineLimits:
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedCall:
-    """What is to be generated and how it is to be told.
+    """Request to generate, in the same form for every API.
 
-    `prompts` are packed tokens; `limit` is the most output tokens, None for as many as the reply has; `exact` means
-    that the reply does not end before the limit (`ignore_eos`).
+    Args:
+        prompts: packed tokens.
+        model: the name in the answer.
+        id: id of the answer.
+        created: seconds since the epoch.
+        n: replies to each prompt.
+        limit: most output tokens; None for the natural length of the reply.
+        shortest: fewest output tokens.
+        exact: the reply ends at the limit alone (`ignore_eos`).
+        seed: changes the reply.
+        salt: separates cached prefixes.
+        stream: answer in events.
+        include_usage: a stream ends with usage.
+        continuous_usage: every event of a stream carries usage.
+        return_token_ids: answers carry token ids.
+        echo: Completions: repeat the prompt before the reply.
+        temperature: Responses repeats it.
     """
 
     prompts: Sequence[bytes]
@@ -308,7 +229,6 @@ class EmulatedCall:
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
-    #: Completions: the prompt is repeated before the reply.
     echo: bool = False
     temperature: float | None = None
 
@@ -316,10 +236,10 @@ class EmulatedCall:
 def parse_call(
     fields: Fields, limits: EngineLimits, prompts: Sequence[bytes], limit: int | None, n: int = 1
 ) -> EmulatedCall:
-    """The fields all APIs share, with *prompts* rendered already.
+    """Read the fields that all APIs share; *prompts* are rendered already.
 
     Raises:
-        EngineError: in vLLM's words, if a value or a length cannot be served.
+        EngineError: a value or a length cannot be served.
     """
     check_model(fields, limits)
     call = EmulatedCall(
@@ -345,28 +265,25 @@ def parse_call(
     fields.integer("priority")
     if len(prompts) * call.n > MAX_SEQUENCES:
         raise bad_request(f"A request may ask for {MAX_SEQUENCES} sequences at most.", "n", call.n)
-    _check_lengths(call, limits)
+    _check_lengths(call, limits.max_model_len)
     return call
 
 
 def check_model(fields: Fields, limits: EngineLimits) -> None:
-    """No model means the one that is served.
-
-    Raises:
-        EngineError: another model is asked for.
-    """
+    """Raise `EngineError` for a model that is not served; an absent name means the served one."""
     model = fields.string("model")
     if model and model not in limits.names:
-        raise unknown_model(model, limits.names)
+        message = f"The model `{model}` does not exist. Valid aliases: {', '.join(limits.names)}."
+        raise EngineError(404, message, "NotFoundError", "model")
 
 
 def new_id(prefix: str) -> str:
-    """An id in the form vLLM gives: 16 hexadecimal digits after *prefix*."""
+    """Return an id in vLLM's form: *prefix* and 16 hexadecimal digits."""
     return f"{prefix}{uuid.uuid4().hex[:16]}"
 
 
 def replies(fields: Fields) -> int:
-    """How many replies to each prompt are asked for, in the APIs that have `n`."""
+    """Return the number of replies to each prompt, for the APIs that have `n`."""
     return _at_least(fields, "n", 1) or 1
 
 
@@ -384,8 +301,7 @@ def _salt(fields: Fields) -> str:
     return salt or ""
 
 
-def _check_lengths(call: EmulatedCall, limits: EngineLimits) -> None:
-    longest = limits.max_model_len
+def _check_lengths(call: EmulatedCall, longest: int) -> None:
     limit = call.limit
     if limit is not None:
         if limit < 1:
@@ -394,7 +310,7 @@ def _check_lengths(call: EmulatedCall, limits: EngineLimits) -> None:
             message = f"max_tokens={limit} cannot be greater than max_model_len={longest}."
             raise bad_request(f"{message} Please request fewer output tokens.", "max_tokens", limit)
     for prompt in call.prompts:
-        length = count(prompt)
+        length = len(prompt) // TOKEN_BYTES
         start = f"This model's maximum context length is {longest} tokens. However, "
         if length >= longest:
             message = (

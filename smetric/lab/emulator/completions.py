@@ -1,11 +1,13 @@
-"""/v1/completions."""
+"""OpenAI completions: /v1/chat/completions and /v1/completions. Tool calls and logprobs are never generated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from smetric.lab.emulator import call as tokenizer
+import orjson
+
+from smetric.lab.emulator import prompt as tokenizer
 from smetric.lab.emulator.call import (
     EmulatedCall,
     EngineLimits,
@@ -16,14 +18,35 @@ from smetric.lab.emulator.call import (
     parse_call,
     replies,
 )
-from smetric.lab.emulator.instance import DONE, FINGERPRINT, Choice, EmulatedGeneration, counts, data_event
+from smetric.lab.emulator.instance import Choice, EmulatedAnswer, EmulatedGeneration
 
-#: Output tokens if the request sets no limit.
+#: Output tokens of a completion without a limit.
 DEFAULT_LIMIT = 16
+#: The fingerprint of vLLM 0.32.0.
+FINGERPRINT = "vllm-0.32.0-emulated"
+#: End of a stream.
+DONE = b"data: [DONE]\n\n"
+
+
+def parse_chat(fields: Fields, limits: EngineLimits) -> EmulatedCall:
+    """Read a chat request.
+
+    Raises:
+        EngineError: it cannot be served.
+    """
+    fields.required("messages")
+    messages, tools = fields.objects("messages"), fields.objects("tools")
+    check_model(fields, limits)
+    limit = fields.integer("max_completion_tokens")
+    if limit is None:
+        limit = fields.integer("max_tokens")
+    reply, is_open = fields.boolean("add_generation_prompt", default=True), fields.boolean("continue_final_message")
+    prompt = tokenizer.render(messages, tools, reply, is_open)
+    return parse_call(fields, limits, [prompt], limit, replies(fields))
 
 
 def parse_completion(fields: Fields, limits: EngineLimits) -> EmulatedCall:
-    """A completion request.
+    """Read a completion request.
 
     Raises:
         EngineError: it cannot be served.
@@ -59,19 +82,107 @@ def _from_ids(ids: Any) -> bytes:
     return tokenizer.from_ids(ids)
 
 
-class CompletionAnswer:
-    """A text completion, whole or in chunks."""
-
-    eager = False
+class ChatAnswer(EmulatedAnswer):
+    """Chat completion, whole or in chunks."""
 
     def __init__(self, generation: EmulatedGeneration) -> None:
-        self._generation = generation
-        self._call = generation.call
+        super().__init__(generation)
+        self._unfinished = len(generation.choices)
 
     def body(self) -> dict[str, Any]:
-        """One `text_completion`."""
+        """Return a `chat.completion`."""
+        call = self._call
+        return {
+            **_head(call, "chat.completion", [self._choice(choice) for choice in self._generation.choices]),
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": {
+                **_usage(self._generation),
+                "prompt_tokens_details": {**self._details(), "multimodal_tokens": None},
+                "completion_tokens_details": None,
+            },
+            "prompt_logprobs": None,
+            "prompt_token_ids": _prompt_ids(call, call.prompts[0]),
+            "prompt_text": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def opening(self) -> Iterator[bytes]:
+        """Return the role of each choice."""
+        for choice in self._generation.choices:
+            delta = {"role": "assistant", "content": ""}
+            opened = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            ids = _prompt_ids(self._call, self._call.prompts[0])
+            yield self._chunk([opened], {**self._continuous(0), "prompt_token_ids": ids, "prompt_text": None})
+
+    def news(self, choice: Choice) -> Iterator[bytes]:
+        """Return new text; the last chunk has the finish reason."""
+        start, reason = choice.sent, choice.finish_reason
+        news: dict[str, Any] = {
+            "index": choice.index,
+            "delta": {"content": choice.take()},
+            "logprobs": None,
+            "finish_reason": reason,
+        }
+        if reason is not None:
+            news["stop_reason"] = None
+            self._unfinished -= 1
+        news["token_ids"] = choice.token_ids(start) if self._call.return_token_ids else None
+        extra = self._continuous(self._generation.output_tokens)
+        if self._unfinished == 0 and not self._call.include_usage:
+            extra = {"system_fingerprint": FINGERPRINT}
+        yield self._chunk([news], extra)
+
+    def closing(self) -> Iterator[bytes]:
+        """Return usage if the request asked for it, and the end."""
+        if self._call.include_usage:
+            usage = {**_usage(self._generation), "prompt_tokens_details": self._details()}
+            yield self._chunk([], {"usage": usage, "system_fingerprint": FINGERPRINT})
+        yield DONE
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "message": {
+                "role": "assistant",
+                "content": choice.produced,
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "reasoning": None,
+            },
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": None,
+            "token_ids": choice.token_ids() if self._call.return_token_ids else None,
+            "routed_experts": None,
+        }
+
+    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
+        return _event({**_head(self._call, "chat.completion.chunk", choices), **extra})
+
+    def _continuous(self, output_tokens: int) -> dict[str, Any]:
+        if not self._call.continuous_usage:
+            return {}
+        prompt_tokens = self._generation.prompt_tokens
+        usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + output_tokens}
+        return {"usage": {**usage, "completion_tokens": output_tokens, "completion_tokens_details": None}}
+
+    def _details(self) -> dict[str, int]:
+        generation = self._generation
+        return {"cached_tokens": generation.cached_tokens, "created_cache_tokens": generation.created_tokens}
+
+
+class CompletionAnswer(EmulatedAnswer):
+    """Text completion, whole or in chunks."""
+
+    def body(self) -> dict[str, Any]:
+        """Return a `text_completion`."""
         usage = {
-            **counts(self._generation),
+            **_usage(self._generation),
             "prompt_tokens_details": {
                 "cached_tokens": self._generation.cached_tokens,
                 "created_cache_tokens": None,
@@ -80,7 +191,7 @@ class CompletionAnswer:
             "completion_tokens_details": None,
         }
         return {
-            **self._head([self._choice(choice) for choice in self._generation.choices]),
+            **_head(self._call, "text_completion", [self._choice(choice) for choice in self._generation.choices]),
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
             "usage": usage,
@@ -90,42 +201,35 @@ class CompletionAnswer:
         }
 
     def opening(self) -> Iterator[bytes]:
-        """Nothing comes before the first token."""
+        """Return no events."""
         return iter(())
 
     def news(self, choice: Choice) -> Iterator[bytes]:
-        """New text, with the reason if it is the last."""
+        """Return new text; the last chunk has the finish reason."""
         start = choice.sent
         text = choice.take()
         first = start == 0
-        told = {
+        news = {
             "index": choice.index,
             "text": tokenizer.decode(choice.prompt) + text if first and self._call.echo else text,
             "logprobs": None,
             "finish_reason": choice.finish_reason,
             "stop_reason": None,
-            "prompt_token_ids": self._prompt_ids(choice) if first else None,
+            "prompt_token_ids": _prompt_ids(self._call, choice.prompt) if first else None,
             "token_ids": choice.token_ids(start) if self._call.return_token_ids else None,
         }
-        extra = {}
-        if self._call.continuous_usage:
-            extra["usage"] = counts(self._generation)
-        yield data_event({**self._head([told]), **extra})
+        yield self._chunk([news], {"usage": _usage(self._generation)} if self._call.continuous_usage else {})
 
     def closing(self) -> Iterator[bytes]:
-        """Usage, if it was asked for, and the end."""
+        """Return usage if the request asked for it, and the end."""
         if self._call.include_usage:
-            usage = {
-                **counts(self._generation),
-                "prompt_tokens_details": {"cached_tokens": self._generation.cached_tokens},
-            }
-            yield data_event({**self._head([]), "usage": usage, "system_fingerprint": FINGERPRINT})
+            details = {"prompt_tokens_details": {"cached_tokens": self._generation.cached_tokens}}
+            usage = {**_usage(self._generation), **details}
+            yield self._chunk([], {"usage": usage, "system_fingerprint": FINGERPRINT})
         yield DONE
 
-    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        call = self._call
-        head = {"id": call.id, "object": "text_completion", "created": call.created, "model": call.model}
-        return {**head, "choices": choices}
+    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
+        return _event({**_head(self._call, "text_completion", choices), **extra})
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         echoed = tokenizer.decode(choice.prompt) if self._call.echo else ""
@@ -137,9 +241,24 @@ class CompletionAnswer:
             "stop_reason": None,
             "token_ids": choice.token_ids() if self._call.return_token_ids else None,
             "prompt_logprobs": None,
-            "prompt_token_ids": self._prompt_ids(choice),
+            "prompt_token_ids": _prompt_ids(self._call, choice.prompt),
             "routed_experts": None,
         }
 
-    def _prompt_ids(self, choice: Choice) -> list[int] | None:
-        return tokenizer.to_ids(choice.prompt) if self._call.return_token_ids else None
+
+def _head(call: EmulatedCall, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": call.id, "object": kind, "created": call.created, "model": call.model, "choices": choices}
+
+
+def _usage(generation: EmulatedGeneration) -> dict[str, int]:
+    prompt_tokens, output_tokens = generation.prompt_tokens, generation.output_tokens
+    total = prompt_tokens + output_tokens
+    return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": output_tokens}
+
+
+def _prompt_ids(call: EmulatedCall, prompt: bytes) -> list[int] | None:
+    return tokenizer.to_ids(prompt) if call.return_token_ids else None
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Emulated instances listening."""
+"""Fleet of emulated instances that listen on ports."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from smetric.lab.emulator.instance import EmulatedInstance, EmulatedSettings
 from smetric.lab.emulator.lmcache import EmulatedLmcache
 from smetric.lab.emulator.server import EmulatedServer
 
-#: Idle connections are closed after this long, as uvicorn does.
+#: Timeout of idle connections, as in uvicorn.
 KEEP_ALIVE_S = 5
-#: On the way out open responses get this long to tell their clients.
+#: Time to end open responses at shutdown.
 GRACE_S = 3.0
 
 
 class EmulatedFleet:
-    """*count* instances of the same settings; listens while it is entered.
+    """Emulated instances of equal settings; they listen inside `async with`.
 
     Args:
-        count: how many.
-        settings: of each.
+        count: number of instances.
+        settings: of each instance.
         host: address to listen on.
-        port: of the first one, the others follow; 0 takes free ports.
-        lmcache: also serve LMCache's lookups, on the port after the last instance's; it knows instances by host:port.
+        port: of the first instance, the others follow; 0 takes free ports.
+        lmcache: also serve LMCache's lookups, on the port after the last instance's; its instance ids are host:port.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class EmulatedFleet:
         if count < 1:
             raise ValueError(f"count is {count}: a fleet has at least 1 instance")
         self.instances = [EmulatedInstance(settings) for _ in range(count)]
-        #: Where each one listens; empty until it does.
+        #: URL of each instance; empty while they do not listen.
         self.urls: list[str] = []
-        #: Where LMCache's coordinator and controller are looked up, both; empty when they are not.
+        #: URL of LMCache's coordinator and controller; empty while they do not listen.
         self.lmcache_url = ""
         self._lmcache = lmcache
         self._host = host
@@ -59,7 +59,7 @@ class EmulatedFleet:
         """Listen.
 
         Raises:
-            ConfigError: a port is taken or the address is not this machine's.
+            ConfigError: a port is taken, or the address belongs to another machine.
         """
         listeners: list[socket.socket] = []
         try:
@@ -87,7 +87,7 @@ class EmulatedFleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Abort what runs, as vLLM does on SIGTERM, and stop listening."""
+        """Abort all requests, as vLLM does on SIGTERM, and stop listening."""
         for instance in self.instances:
             instance.abort_all()
         self._stopping.set()
@@ -107,7 +107,7 @@ class EmulatedFleet:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self._host, port))
-            # Connections queue from here on, so that whoever knows the address can connect at once.
+            # From here on connections queue: a client can connect before the server runs.
             listener.listen(1024)
         except OSError as error:
             listener.close()

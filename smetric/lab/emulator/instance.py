@@ -1,27 +1,28 @@
-"""Emulated instance."""
+"""Emulated instance: the engine model on a real clock, its replies, and the base of every API's answer."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from smetric.lab.emulator import call as tokenizer
-from smetric.lab.emulator.call import EmulatedCall, EngineLimits, busy
+from smetric.lab.emulator import prompt as tokenizer
+from smetric.lab.emulator.call import EmulatedCall, EngineError, EngineLimits
 from smetric.lab.emulator.metrics import InstanceMetrics
 from smetric.lab.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, SequenceState
 from smetric.lab.store import block_keys, root_key
 
-# What an emulated engine answers: filler words, the same ones for the same prompt, seed and choice.
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
-#: Words of three letters: with a space before it each is four bytes, hence one token wherever the reply is read again.
+#: Words of three letters: with a space before it each is four bytes, and so one token wherever the reply occurs.
 _LETTERS = (
     "theonetwosixtennewoldbignowandbutfornotcanmayhashadwasareallanyfew"
     "itsourherhissheyouwhohowwhyoutoffrunsetgetputletseesayasktryusefix"
@@ -29,37 +30,35 @@ _LETTERS = (
 )
 _TOKENS = [f" {_LETTERS[at : at + 3]}" for at in range(0, len(_LETTERS), 3)]
 
-#: Tokens of a reply that nobody limits: from the first to the sum of both, by the prompt.
+#: Tokens of a reply without a limit: from the first to the sum of both, depending on the prompt.
 SHORTEST, SPREAD = 64, 192
+#: Minimum interval between batches of steps, real seconds: a timer costs more than a step.
+TICK_S = 0.002
+#: Maximum steps of a batch, so that an engine that lags does not delay the others.
+STEPS_PER_TICK = 1000
+#: Minimum interval between events of a stream when time is scaled up, real seconds.
+STREAM_INTERVAL_S = 0.02
 
 
 def digest(prompt: bytes, seed: int | None, index: int) -> int:
-    """A number that stands for this prompt, seed and choice."""
+    """Return a number that identifies the prompt, the seed and the choice."""
     return xxh3_64_intdigest(b"%d:%d:" % (seed or 0, index) + prompt)
 
 
-def natural_length(key: int) -> int:
-    """Tokens after which the reply ends by itself."""
-    return SHORTEST + key % (SPREAD + 1)
-
-
 def text(key: int, tokens: int) -> str:
-    """A reply of exactly *tokens* tokens, four ASCII bytes each."""
+    """Return a reply of exactly *tokens* tokens, four ASCII bytes each; the same for the same *key*."""
     return "".join(Random(key).choices(_TOKENS, k=tokens))
 
 
-# The sequences one request runs, and the news of them that its response waits for.
-
-
 class Choice:
-    """One reply: its whole text from the start, of which the engine hands out a token at a time.
+    """Reply: the engine releases a text, known from the start, token by token.
 
     Args:
         index: its place in the answer.
         prompt: packed tokens.
         text: the reply, one token every four characters.
-        sequence: what the engine runs for it.
-        cut: whether a limit ends it, not the reply itself.
+        sequence: the sequence of the engine.
+        cut: a limit ends it, and not the reply itself.
     """
 
     __slots__ = ("cut", "index", "prompt", "sent", "sequence", "text")
@@ -74,12 +73,12 @@ class Choice:
 
     @property
     def fresh(self) -> bool:
-        """Whether there is something to tell: new tokens, or the end."""
+        """Whether there are new tokens, or the end."""
         return self.sequence.emitted > self.sent or self.sequence.state is SequenceState.ABORTED
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended, in vLLM's words; None while it has not."""
+        """Reason of the end in vLLM's words; None before the end."""
         if self.sequence.state is SequenceState.ABORTED:
             return "abort"
         if self.sequence.state is SequenceState.FINISHED:
@@ -88,21 +87,21 @@ class Choice:
 
     @property
     def produced(self) -> str:
-        """The text so far."""
+        """Text so far."""
         return self.text[: 4 * self.sequence.emitted]
 
     def take(self) -> str:
-        """The text that has not been told yet."""
+        """Return the text since the last call."""
         start, self.sent = self.sent, self.sequence.emitted
         return self.text[4 * start : 4 * self.sent]
 
     def token_ids(self, start: int = 0) -> list[int]:
-        """Ids of the output tokens from the *start*-th on, as far as they are generated."""
+        """Return the ids of the output tokens so far, from the *start*-th on."""
         return tokenizer.to_ids(tokenizer.encode(self.text[4 * start : 4 * self.sequence.emitted]))
 
 
 class EmulatedGeneration:
-    """All sequences of one request; `wake` and `changed` connect the engine with the response.
+    """Sequences of one request; `wake` and `changed` connect the engine with the response.
 
     Args:
         call: the request.
@@ -110,23 +109,23 @@ class EmulatedGeneration:
         block_size: of the engine, tokens.
     """
 
-    __slots__ = ("_block_size", "_news", "call", "choices", "told_at")
+    __slots__ = ("_block_size", "_news", "call", "choices", "woken_at")
 
     def __init__(self, call: EmulatedCall, limits: EngineLimits, block_size: int) -> None:
         self.call = call
         self.choices: list[Choice] = []
-        #: When news was last given, seconds of the loop's clock.
-        self.told_at = 0.0
+        #: Time of the last event of a stream, seconds of the monotonic clock.
+        self.woken_at = 0.0
         self._block_size = block_size
         self._news = asyncio.Event()
         root = root_key(call.salt)
         for prompt in call.prompts:
             length = tokenizer.count(prompt)
-            for which in range(call.n):
-                key = digest(prompt, call.seed, which)
+            for index in range(call.n):
+                key = digest(prompt, call.seed, index)
                 room = limits.max_model_len - length
                 limit = room if call.limit is None else min(room, call.limit)
-                natural = limit if call.exact else max(natural_length(key), call.shortest)
+                natural = limit if call.exact else max(SHORTEST + key % (SPREAD + 1), call.shortest)
                 output = min(limit, natural)
                 words = text(key, output)
                 keys = block_keys(prompt + words.encode(), block_size, root)
@@ -150,42 +149,32 @@ class EmulatedGeneration:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens of the first prompt that were in the cache."""
+        """Tokens of the first prompt that were in the cache."""
         return self.choices[0].sequence.hit_len or 0
 
     @property
     def created_tokens(self) -> int:
-        """Prompt tokens of the first prompt that entered the cache, in full blocks."""
+        """Tokens of the first prompt that entered the cache, in full blocks."""
         prompt_len = self.choices[0].sequence.prompt_len
         return max(0, prompt_len // self._block_size * self._block_size - self.cached_tokens)
 
     def wake(self) -> None:
-        """There is news."""
+        """Wake the response."""
         self._news.set()
 
     async def changed(self) -> None:
-        """Wait for news."""
+        """Wait for new tokens or the end."""
         await self._news.wait()
         self._news.clear()
 
 
-# One emulated instance: the engine model driven by a real clock, times a scale.
-
-#: Steps are taken in batches this far apart at least, real seconds: timers cost more than steps.
-TICK_S = 0.002
-#: Steps in one batch at most, so that an engine that lags does not hold up the others.
-STEPS_PER_TICK = 1000
-#: A stream is told of new tokens this often at most when time runs faster than real, real seconds.
-STREAM_INTERVAL_S = 0.02
-
-
 @dataclass(frozen=True, slots=True)
 class EmulatedSettings:
-    """What one emulated instance is.
+    """Settings of an emulated instance.
 
     Args:
-        model: the name it answers with.
-        aliases: further names it serves.
+        model: the name in answers.
+        aliases: further names.
         engine: sizes and speed.
         time_scale: model seconds in one real second.
     """
@@ -203,19 +192,17 @@ class EmulatedSettings:
 
 
 class EmulatedInstance:
-    """Takes calls, runs the engine while there is work, tells the responses of it. Lives in one event loop."""
+    """Engine that runs while there is work, and wakes the responses; it belongs to one event loop."""
 
     def __init__(self, settings: EmulatedSettings | None = None) -> None:
         self.settings = settings or EmulatedSettings()
-        self.limits = EngineLimits(
-            (self.settings.model, *self.settings.aliases),
-            self.settings.engine.max_model_len,
-        )
-        #: Requests that generate and are open on the wire.
+        names = (self.settings.model, *self.settings.aliases)
+        self.limits = EngineLimits(names, self.settings.engine.max_model_len)
+        #: Open requests that generate.
         self.open_requests = 0
-        self._start_anew()
+        self._start()
 
-    def _start_anew(self) -> None:
+    def _start(self) -> None:
         self.engine = Engine(self.settings.engine)
         self.started_at = time.time()
         self.metrics = InstanceMetrics(
@@ -231,14 +218,14 @@ class EmulatedInstance:
         self._timer: asyncio.TimerHandle | None = None
 
     def reset(self) -> None:
-        """Restart: what runs is aborted, the cache is empty, the counters and the start time are new."""
+        """Restart: abort all requests, empty the cache, and reset counters and start time."""
         self.abort_all()
         if self._timer is not None:
             self._timer.cancel()
-        self._start_anew()
+        self._start()
 
     def generate(self, call: EmulatedCall) -> EmulatedGeneration:
-        """Put the sequences of *call* in the queue.
+        """Queue the sequences of *call*.
 
         Raises:
             EngineError: the queue is full (503).
@@ -254,15 +241,15 @@ class EmulatedInstance:
             for sequence in queued:
                 self.engine.abort(sequence, now)
             self.metrics.rejected += 1
-            raise busy() from None
+            raise EngineError(503, BUSY, "Service Unavailable") from None
         self._active[generation] = None
         if self._step_ends is None:
             self._begin_step(now)
-            self._arm()
+            self._set_timer()
         return generation
 
     def abort(self, generation: EmulatedGeneration) -> None:
-        """Stop what still runs of *generation*, at once, and wake its response; nothing happens if it has ended."""
+        """Abort the sequences that still run, and wake the response; no effect after the end."""
         if generation not in self._active:
             return
         del self._active[generation]
@@ -273,7 +260,7 @@ class EmulatedInstance:
         generation.wake()
 
     def abort_all(self) -> None:
-        """Stop everything, as an engine does that is told to end; streams finish with the reason `abort`."""
+        """Abort all requests, as vLLM does on SIGTERM; streams finish with the reason `abort`."""
         for generation in tuple(self._active):
             self.abort(generation)
 
@@ -285,7 +272,7 @@ class EmulatedInstance:
         self._step_ends = None if duration is None else at + duration
         self._step_took = duration or 0.0
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if self._step_ends is not None:
             wait = (self._step_ends - self._now()) / self.settings.time_scale
             self._timer = asyncio.get_running_loop().call_later(max(TICK_S, wait), self._tick)
@@ -299,10 +286,10 @@ class EmulatedInstance:
             result = self.engine.finish(ends)
             self.metrics.stepped(result, self._step_took)
             self._begin_step(ends)
-        self._tell()
-        self._arm()
+        self._wake_responses()
+        self._set_timer()
 
-    def _tell(self) -> None:
+    def _wake_responses(self) -> None:
         now = time.monotonic()
         interval = STREAM_INTERVAL_S if self.settings.time_scale > 1 else 0.0
         for generation in tuple(self._active):
@@ -312,10 +299,10 @@ class EmulatedInstance:
                 generation.wake()
             elif (
                 generation.call.stream
-                and now - generation.told_at >= interval
+                and now - generation.woken_at >= interval
                 and any(choice.fresh for choice in generation.choices)
             ):
-                generation.told_at = now
+                generation.woken_at = now
                 generation.wake()
 
     def _count(self, generation: EmulatedGeneration) -> None:
@@ -328,46 +315,33 @@ class EmulatedInstance:
             self.metrics.ended(choice.sequence, reason)
 
 
-# What every API's answer is made of: one body, or the events of a stream.
+class EmulatedAnswer(ABC):
+    """Answer to one request in the form of one API; each event is one chunk on the wire."""
 
-#: As vLLM 0.32.0 signs its answers.
-FINGERPRINT = "vllm-0.32.0-emulated"
+    #: Send the opening events at once, and not with the first token.
+    eager = False
 
-#: The end of a stream in the OpenAI APIs.
-DONE = b"data: [DONE]\n\n"
+    def __init__(self, generation: EmulatedGeneration) -> None:
+        self._generation = generation
+        self._call = generation.call
 
-
-class EmulatedAnswer(Protocol):
-    """Writes the answer to one call in one API's form; events are whole, one chunk each on the wire."""
-
-    #: Whether the opening is sent at once; otherwise it waits for the first token.
-    eager: bool
-
+    @abstractmethod
     def body(self) -> dict[str, Any]:
-        """The answer that is not streamed, once everything has ended."""
+        """Return the body of an answer without a stream, after the end."""
 
+    @abstractmethod
     def opening(self) -> Iterable[bytes]:
-        """The events before the first token."""
+        """Return the events before the first token."""
 
+    @abstractmethod
     def news(self, choice: Choice) -> Iterable[bytes]:
-        """The events for what *choice* has to tell."""
+        """Return the events for the new tokens, or the end, of *choice*."""
 
+    @abstractmethod
     def closing(self) -> Iterable[bytes]:
-        """The events after everything has ended."""
-
-
-def counts(generation: EmulatedGeneration) -> dict[str, int]:
-    """What `usage` begins with in the OpenAI APIs."""
-    prompt_tokens, output_tokens = generation.prompt_tokens, generation.output_tokens
-    total = prompt_tokens + output_tokens
-    return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": output_tokens}
-
-
-def data_event(value: dict[str, Any]) -> bytes:
-    """An event without a name."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+        """Return the events after the end."""
 
 
 def named_event(value: dict[str, Any]) -> bytes:
-    """An event named by its own `type`."""
+    """Return an event that is named by its `type`."""
     return b"event: " + str(value["type"]).encode() + b"\ndata: " + orjson.dumps(value) + b"\n\n"

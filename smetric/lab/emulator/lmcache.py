@@ -1,4 +1,4 @@
-"""Emulated LMCache."""
+"""Emulated LMCache: the lookups of its coordinator and its controller."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from typing import Any
 
 import orjson
 
-from smetric.lab.emulator import call
-from smetric.lab.emulator.call import EngineError, InvalidBodyError, UnreadableBodyError
+from smetric.lab.emulator.call import INVALID, EngineError, InvalidBodyError, UnreadableBodyError
 from smetric.lab.emulator.instance import EmulatedInstance
+from smetric.lab.emulator.prompt import count
 from smetric.lab.emulator.server import JSON, EmulatedExchange, Receive, Send, lifespan, token_ids
 from smetric.lab.store import block_keys, root_key
 
-#: Tokens of a chunk, LMCache's default.
+#: Tokens of a chunk by default.
 CHUNK_SIZE = 256
-#: Most tokens the coordinator takes in one request.
-MAX_TOKENS = 1_000_000
-#: Most ranks it is asked of.
-MAX_RANKS = 1024
-#: How the coordinator codes rank 0 of 1.
+#: Maximum tokens and ranks of a request to the coordinator.
+MAX_TOKENS, MAX_RANKS = 1_000_000, 1024
+#: The coordinator's code of rank 0 of 1.
 KV_RANK = 16777472
-#: Where both keep what instances hold.
+#: The tier of all blocks, as the coordinator and the controller name it.
 TIER, LOCATION = "l1", "LocalCPUBackend"
 
 
 class EmulatedLmcache:
-    """The ASGI app of both services.
+    """ASGI app of both services.
 
     Args:
-        instances: the engines, and the ids LMCache has for them.
+        instances: LMCache's id of each engine, and the engine.
     """
 
     def __init__(self, instances: Sequence[tuple[str, EmulatedInstance]]) -> None:
@@ -62,8 +60,7 @@ class EmulatedLmcache:
         except UnreadableBodyError:
             status, answer = 400, {"detail": "There was an error parsing the body"}
         except ConnectionResetError:
-            # Nobody is left to answer.
-            return
+            return  # the client is gone
         await exchange.reply(status, orjson.dumps(answer), JSON)
 
     async def _healthz(self, exchange: EmulatedExchange) -> dict[str, Any]:
@@ -78,7 +75,7 @@ class EmulatedLmcache:
         }
 
     async def _workers(self, exchange: EmulatedExchange) -> dict[str, Any]:
-        # Workers without heartbeats, as they are unless configured: the last one is the registration.
+        # By default workers send no heartbeat after their registration.
         workers = [
             {
                 "instance_id": id,
@@ -100,24 +97,23 @@ class EmulatedLmcache:
         model = fields.string("model_name")
         if not tokens or model is None:
             raise InvalidBodyError("value_error", "body", "supply 'token_ids' and 'model_name'", None)
-        count = call.count(tokens)
-        if count > MAX_TOKENS:
-            message = f"too many token_ids in a single request (limit={MAX_TOKENS}, got={count})"
-            raise EngineError(400, message, "Bad Request")
-        # Nobody holds what is keyed for another number of ranks.
+        length = count(tokens)
+        if length > MAX_TOKENS:
+            message = f"too many token_ids in a single request (limit={MAX_TOKENS}, got={length})"
+            raise EngineError(400, message, INVALID)
+        # Blocks are keyed by the number of ranks, which is 1 here.
         ranks = fields.integer("world_size") or 1
         if ranks > MAX_RANKS:
-            raise EngineError(
-                400, f"too many ranks in a single request (limit={MAX_RANKS}, got={ranks})", "Bad Request"
-            )
+            message = f"too many ranks in a single request (limit={MAX_RANKS}, got={ranks})"
+            raise EngineError(400, message, INVALID)
         salt = fields.string("cache_salt") or ""
         held = self._held(tokens, salt, model) if ranks == 1 else []
         return {
-            "chunks": count // CHUNK_SIZE,
+            "chunks": length // CHUNK_SIZE,
             "results": [
                 {
                     "key": {
-                        "chunk_hash_hex": chunk,
+                        "chunk_hash_hex": f"{key:064x}",
                         "model_name": model,
                         "kv_rank": KV_RANK + rank,
                         "object_group_id": 0,
@@ -138,7 +134,7 @@ class EmulatedLmcache:
                     "token_ids": [],
                     "access_count": 0,
                 }
-                for number, chunk in enumerate(_chunk_names(tokens))
+                for number, key in enumerate(block_keys(tokens, CHUNK_SIZE))
                 for rank in range(ranks)
             ],
         }
@@ -153,14 +149,10 @@ class EmulatedLmcache:
         return {"event_id": f"Lookup{uuid.uuid4()}", "layout_info": layout}
 
     def _held(self, tokens: bytes, salt: str, model: str | None) -> list[tuple[str, EmulatedInstance, int]]:
-        """How many leading chunks of packed *tokens* each instance that serves *model* holds; None: any model."""
+        """Return the number of cached leading chunks on each instance that serves *model*; None means any model."""
         held = []
         for id, instance in self._instances:
             if model is None or model in instance.limits.names:
                 keys = block_keys(tokens, instance.settings.engine.block_size, root_key(salt))
                 held.append((id, instance, instance.engine.hit_length(keys) // CHUNK_SIZE))
         return held
-
-
-def _chunk_names(tokens: bytes) -> list[str]:
-    return [f"{key:064x}" for key in block_keys(tokens, CHUNK_SIZE)]

@@ -1,4 +1,4 @@
-"""/v1/messages."""
+"""Anthropic Messages: /v1/messages and /v1/messages/count_tokens, converted to chat form as vLLM does."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from smetric.lab.emulator import call, chat
 from smetric.lab.emulator.call import EmulatedCall, EngineLimits, Fields, InvalidBodyError, check_model, parse_call
-from smetric.lab.emulator.chat import BILLING
-from smetric.lab.emulator.instance import Choice, EmulatedGeneration, named_event
+from smetric.lab.emulator.instance import Choice, EmulatedAnswer, named_event
+from smetric.lab.emulator.prompt import BILLING, count, render
 
-# Messages requests in chat form, as vLLM converts them before it renders them.
-
-#: Blocks of which nothing is rendered again.
-_UNSEEN = ("thinking", "redacted_thinking", "tool_reference")
+#: Kinds of blocks that the prompt leaves out.
+_SILENT_BLOCKS = ("thinking", "redacted_thinking", "tool_reference")
+_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 
 def chat_of(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Messages and tools of a Messages request, as the chat API has them.
+    """Return the messages and tools of a Messages request in the form of the chat API.
 
     Raises:
         InvalidBodyError: a message or block has another form.
@@ -38,14 +36,14 @@ def chat_of(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 def _system(system: Any) -> str:
-    """Its texts joined, without the billing header that Claude Code sends."""
+    """Join the texts of a system prompt, without the billing header of Claude Code."""
     parts = system if isinstance(system, list) else [{"text": system}]
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
     return "".join(text for text in texts if isinstance(text, str) and not text.startswith(BILLING))
 
 
 def _from_blocks(role: Any, blocks: list[Any], at: str) -> list[dict[str, Any]]:
-    """What a message of *blocks* becomes: its tool results first, then itself."""
+    """Convert a message of *blocks*: its tool results come first."""
     made: list[dict[str, Any]] = []
     parts: list[Any] = []
     calls: list[dict[str, Any]] = []
@@ -61,7 +59,7 @@ def _from_blocks(role: Any, blocks: list[Any], at: str) -> list[dict[str, Any]]:
             made += _results(block.get("content"))
         elif kind == "tool_result":
             parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
-        elif kind not in _UNSEEN and not (kind == "text" and not block.get("text")):
+        elif kind not in _SILENT_BLOCKS and not (kind == "text" and not block.get("text")):
             parts.append(block)
     if parts or role == "assistant":
         made.append({"role": role, "content": parts or None, "tool_calls": calls})
@@ -69,7 +67,7 @@ def _from_blocks(role: Any, blocks: list[Any], at: str) -> list[dict[str, Any]]:
 
 
 def _results(content: Any) -> list[dict[str, Any]]:
-    """The message of a tool's result, and one more of the tools it refers to."""
+    """Return the message of a tool result, and a further one for the tools that it refers to."""
     if not isinstance(content, list):
         return [{"role": "tool", "content": content or ""}]
     references = [item for item in content if isinstance(item, dict) and item.get("type") == "tool_reference"]
@@ -78,7 +76,7 @@ def _results(content: Any) -> list[dict[str, Any]]:
 
 
 def _in_effect(fields: Fields) -> list[dict[str, Any]]:
-    """The tools at the end of the conversation: those given, and what its system messages change."""
+    """Return the tools at the end of the conversation: the given ones, as changed by system messages."""
     by_name = {_name(tool, f"body.tools.{index}"): tool for index, tool in enumerate(fields.objects("tools"))}
     for index, message in enumerate(fields.objects("messages")):
         content, at = message.get("content"), f"body.messages.{index}.content"
@@ -108,59 +106,42 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {**function, **options}}
 
 
-# `/v1/messages` and `/v1/messages/count_tokens` of an emulated instance.
-#
-# Requests are brought into chat form first, which is in `messages_chat.py`.
-
-_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
-
-
 def parse_message(fields: Fields, limits: EngineLimits) -> EmulatedCall:
-    """A Messages request.
+    """Read a Messages request.
 
     Raises:
         EngineError: it cannot be served.
     """
     fields.required("messages")
     fields.required("max_tokens")
-    prompt = _render(fields)
+    prompt = render(*chat_of(fields))
     check_model(fields, limits)
     return parse_call(fields, limits, [prompt], fields.integer("max_tokens"))
 
 
 def count_tokens(fields: Fields, limits: EngineLimits) -> dict[str, Any]:
-    """The tokens of a Messages request.
+    """Count the tokens of a Messages request.
 
     Raises:
         EngineError: it could not be served.
     """
     fields.required("messages")
     check_model(fields, limits)
-    count = call.count(_render(fields))
-    return {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+    tokens = count(render(*chat_of(fields)))
+    return {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
 
 
-def _render(fields: Fields) -> bytes:
-    return chat.render(*chat_of(fields))
-
-
-class MessageAnswer:
-    """A message, whole or in events."""
-
-    eager = False
-
-    def __init__(self, generation: EmulatedGeneration) -> None:
-        self._generation = generation
-        self._call = generation.call
+class MessageAnswer(EmulatedAnswer):
+    """Message, whole or in events."""
 
     def body(self) -> dict[str, Any]:
-        """One `message`."""
+        """Return a `message`."""
         content = [{"type": "text", "text": self._generation.choices[0].produced}]
         head = {"id": self._call.id, "type": "message", "role": "assistant", "content": content}
         return {**head, "model": self._call.model, "stop_reason": self._stop_reason(), "usage": self._usage()}
 
     def opening(self) -> Iterator[bytes]:
-        """The head of the message, and of its only block."""
+        """Return the head of the message and of its only block."""
         message: dict[str, Any] = {
             "id": self._call.id,
             "type": "message",
@@ -176,14 +157,14 @@ class MessageAnswer:
         yield named_event({"type": "content_block_start", "content_block": block, "index": 0})
 
     def news(self, choice: Choice) -> Iterator[bytes]:
-        """New text of the one choice this API has."""
+        """Return new text."""
         text = choice.take()
         if text:
             delta = {"type": "text_delta", "text": text}
             yield named_event({"type": "content_block_delta", "delta": delta, "index": 0})
 
     def closing(self) -> Iterator[bytes]:
-        """The end of the block, the reason with usage, the end."""
+        """Return the end of the block, the stop reason with usage, and the end."""
         yield named_event({"type": "content_block_stop", "index": 0})
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": None}
         yield named_event({"type": "message_delta", "delta": delta, "usage": self._usage()})

@@ -1,10 +1,14 @@
-"""/metrics of an emulated instance."""
+"""`/metrics` of an emulated instance: vLLM's names, labels and buckets.
+
+Times are seconds of the real clock, as a client measures them. Metrics of features that the model lacks (external and
+multi-modal caches, FLOP estimates) stay 0; metrics of the Python process and of the HTTP server are left out.
+"""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -12,11 +16,11 @@ from prometheus_client.registry import Collector
 
 from smetric.lab.engine import Engine, SequenceRequest, StepResult
 
-# A histogram as Prometheus counts it, that can be told of many equal values at once.
+CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 class Histogram:
-    """Counts per bucket and their sum.
+    """Prometheus histogram that can count many equal values at once.
 
     Args:
         bounds: upper bounds, ascending, without +Inf.
@@ -30,12 +34,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count *value*, *times* over."""
+        """Count *value* *times* times."""
         self._counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound and how many values are at or below it, +Inf last."""
+        """Return each upper bound, +Inf last, with the number of values up to it."""
         below = 0
         out = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self._counts, strict=True):
@@ -43,14 +47,6 @@ class Histogram:
             out.append((bound, float(below)))
         return out
 
-
-# The `/metrics` page of an emulated instance: vLLM's names, labels and buckets, with the model's own numbers.
-#
-# Times are seconds of the real clock, as a client sees them. What the model does not have (external caches,
-# multi-modal caches, FLOP estimates) is there and stays 0; metrics of the Python process and of the HTTP server are
-# not.
-
-CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 # fmt: off
 _LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
@@ -63,10 +59,10 @@ _FEW = (1.0, 2.0, 5.0, 10.0, 20.0)
 _PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 # fmt: on
 
-#: Reasons a request ends for, as vLLM counts them.
+#: Finish reasons in vLLM.
 REASONS = ("stop", "length", "abort", "error", "repetition")
 
-#: Histogram: its buckets (None: by the longest context) and its help text.
+#: Buckets (None: by the longest context) and help text of each histogram.
 _HISTOGRAMS: dict[str, tuple[tuple[float, ...] | None, str]] = {
     "request_prompt_tokens": (None, "Number of prefill tokens processed."),
     "request_generation_tokens": (None, "Number of generation tokens processed."),
@@ -89,7 +85,7 @@ _HISTOGRAMS: dict[str, tuple[tuple[float, ...] | None, str]] = {
     ),
 }
 
-#: Counters of things the model does not have.
+#: Counters of features that the model lacks.
 _ZEROES = {
     "estimated_flops_per_gpu": "Estimated number of floating point operations per GPU (for Model Flops Utilization "
     "calculations).",
@@ -107,13 +103,13 @@ _ZEROES = {
 
 
 class InstanceMetrics(Collector):
-    """Counts what happens to one instance since it started, and writes the page.
+    """Metrics of one instance since its start.
 
     Args:
-        engine: what it runs.
-        model: the model it serves.
+        engine: the engine model.
+        model: name of the model.
         time_scale: model seconds in one real second.
-        started_at: when it started, seconds since the epoch.
+        started_at: start, seconds since the epoch.
     """
 
     def __init__(self, engine: Engine, *, model: str, time_scale: float, started_at: float) -> None:
@@ -128,15 +124,15 @@ class InstanceMetrics(Collector):
         self.rejected = 0
 
     def answered(self, n: int, limit: int | None, sequences: int) -> None:
-        """A request has ended, of so many *sequences*."""
+        """Count a request of *sequences* sequences that has ended."""
         self._histograms["request_params_n"].observe(n)
         if limit is not None:
             self._histograms["request_params_max_tokens"].observe(limit, sequences)
 
     def stepped(self, result: StepResult, took_s: float) -> None:
-        """A step of *took_s* model seconds has ended."""
+        """Count a step of *took_s* model seconds."""
         histograms = self._histograms
-        # Computed of prompts, and generated: a step that ends a prefill does both.
+        # Computed prompt tokens and generated tokens: a step that ends a prefill has both.
         histograms["iteration_tokens_total"].observe(result.tokens + len(result.first))
         for sequence in result.first:
             self._seconds("time_to_first_token_seconds", sequence.arrived_s, sequence.first_token_s)
@@ -145,7 +141,7 @@ class InstanceMetrics(Collector):
             histograms["inter_token_latency_seconds"].observe(took_s / self._time_scale, later)
 
     def ended(self, sequence: SequenceRequest, reason: str) -> None:
-        """A sequence has ended, for one of `REASONS`."""
+        """Count a sequence that has ended; *reason* is one of `REASONS`."""
         self._ended[reason] += 1
         histograms = self._histograms
         histograms["request_prompt_tokens"].observe(sequence.prompt_len)
@@ -163,12 +159,14 @@ class InstanceMetrics(Collector):
             histograms["request_time_per_output_token_seconds"].observe(mean / self._time_scale)
 
     def page(self) -> bytes:
-        """The page, in Prometheus' text format."""
+        """Return the page in Prometheus' text format."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, for the exposition."""
-        engine = self._engine
+        """Return the metrics for the exposition."""
+        engine, totals = self._engine, self._engine.totals
+        waiting, cached = len(engine.waiting), totals.cached
+        usage = engine.cache.used / engine.cache.capacity
         yield GaugeMetricFamily(
             "process_start_time_seconds",
             "Start time of the process since unix epoch in seconds.",
@@ -177,20 +175,69 @@ class InstanceMetrics(Collector):
         yield CounterMetricFamily(
             "process_cpu_seconds", "Total user and system CPU time spent in seconds.", value=time.process_time()
         )
-        yield from self._queues()
+        for name, text, value in (
+            ("num_requests_running", "Number of requests in model execution batches.", len(engine.running)),
+            ("num_requests_waiting", "Number of requests waiting to be processed.", waiting),
+            (
+                "kv_cache_usage_perc",
+                "KV-cache usage. 1 means 100 percent usage.",
+                engine.cache.used / engine.cache.capacity,
+            ),
+        ):
+            yield self._gauge(name, text, {"": value})
+        reasons = {"capacity": waiting, "deferred": 0}
         yield self._gauge(
-            "kv_cache_usage_perc",
-            "KV-cache usage. 1 means 100 percent usage.",
-            [({}, engine.cache.used / engine.cache.capacity)],
+            "num_requests_waiting_by_reason", "Number of waiting requests by reason.", reasons, label="reason"
         )
-        yield from self._counters()
+        yield self._gauge(
+            "engine_sleep_state",
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            label="sleep_state",
+        )
+        for name, text, value in (
+            ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", totals.queries),
+            ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", totals.hits),
+            ("num_preemptions", "Cumulative number of preemption from the engine.", totals.preemptions),
+            ("prompt_tokens", "Number of prefill tokens processed.", totals.prompt),
+            ("prompt_tokens_cached", "Number of cached prompt tokens (local + external).", cached),
+            ("generation_tokens", "Number of generation tokens processed.", totals.generated),
+            *((name, text, 0) for name, text in _ZEROES.items()),
+        ):
+            yield self._counter(name, text, {"": value})
+        yield self._counter(
+            "prompt_tokens_by_source",
+            "Number of prompt tokens by source.",
+            {"local_compute": totals.prompt - cached, "local_cache_hit": cached, "external_kv_transfer": 0},
+            label="source",
+        )
+        yield self._counter(
+            "prompt_tokens_cached_by_source",
+            "Prefix-cache hit tokens by the cache tier that supplied them.",
+            {"device": cached, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0},
+            label="source",
+        )
+        text = "Count of successfully processed requests."
+        yield self._counter("request_success", text, self._ended, label="finished_reason")
+        refusals = CounterMetricFamily(
+            "vllm:admission_rejections",
+            "Number of admission attempts rejected by a queue limit, by reason.",
+            labels=("model_name", "reason"),
+        )
+        for reason, value in (("max_num_queued_reqs", self.rejected), ("max_num_queued_tokens", 0)):
+            refusals.add_metric((self._labels["model_name"], reason), value, created=self._started_at)
+        yield refusals
         for name, (_, text) in _HISTOGRAMS.items():
             histogram = self._histograms[name]
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), histogram.buckets(), histogram.sum)
             family.add_sample(f"vllm:{name}_created", self._labels, self._started_at)
             yield family
-        config = engine.config
+        yield self._cache_config()
+
+    def _cache_config(self) -> Metric:
+        config = self._engine.config
         facts = {
             "block_size": config.block_size,
             "cache_dtype": "auto",
@@ -209,81 +256,18 @@ class InstanceMetrics(Collector):
             "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=tuple(labels)
         )
         info.add_metric(tuple(labels.values()), 1.0)
-        yield info
+        return info
 
-    def _queues(self) -> Iterator[Metric]:
-        engine = self._engine
-        waiting = len(engine.waiting)
-        yield self._gauge(
-            "num_requests_running", "Number of requests in model execution batches.", [({}, len(engine.running))]
-        )
-        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", [({}, waiting)])
-        yield self._gauge(
-            "num_requests_waiting_by_reason",
-            "Number of waiting requests by reason.",
-            [({"reason": "capacity"}, waiting), ({"reason": "deferred"}, 0)],
-        )
-        yield self._gauge(
-            "engine_sleep_state",
-            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
-            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
-            [
-                ({"sleep_state": "awake"}, 1),
-                ({"sleep_state": "weights_offloaded"}, 0),
-                ({"sleep_state": "discard_all"}, 0),
-            ],
-        )
-
-    def _counters(self) -> Iterator[Metric]:
-        totals = self._engine.totals
-        cached = totals.cached
-        for name, text, value in (
-            ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", totals.queries),
-            ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", totals.hits),
-            ("num_preemptions", "Cumulative number of preemption from the engine.", totals.preemptions),
-            ("prompt_tokens", "Number of prefill tokens processed.", totals.prompt),
-            ("prompt_tokens_cached", "Number of cached prompt tokens (local + external).", cached),
-            ("generation_tokens", "Number of generation tokens processed.", totals.generated),
-        ):
-            yield self._counter(name, text, [({}, value)])
-        sources = {"local_compute": totals.prompt - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
-        yield self._counter(
-            "prompt_tokens_by_source",
-            "Number of prompt tokens by source.",
-            [({"source": source}, value) for source, value in sources.items()],
-        )
-        tiers = {"device": cached, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
-        yield self._counter(
-            "prompt_tokens_cached_by_source",
-            "Prefix-cache hit tokens by the cache tier that supplied them.",
-            [({"source": tier}, value) for tier, value in tiers.items()],
-        )
-        yield self._counter(
-            "request_success",
-            "Count of successfully processed requests.",
-            [({"finished_reason": reason}, value) for reason, value in self._ended.items()],
-        )
-        refusals = CounterMetricFamily(
-            "vllm:admission_rejections",
-            "Number of admission attempts rejected by a queue limit, by reason.",
-            labels=("model_name", "reason"),
-        )
-        for reason, value in (("max_num_queued_reqs", self.rejected), ("max_num_queued_tokens", 0)):
-            refusals.add_metric((self._labels["model_name"], reason), value, created=self._started_at)
-        yield refusals
-        for name, text in _ZEROES.items():
-            yield self._counter(name, text, [({}, 0)])
-
-    def _gauge(self, name: str, text: str, values: list[tuple[dict[str, str], float]]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=(*self._labels, *values[0][0]))
-        for labels, value in values:
-            family.add_metric((*self._labels.values(), *labels.values()), value)
+    def _gauge(self, name: str, text: str, values: Mapping[str, float], *, label: str = "") -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=[*self._labels, *([label] if label else [])])
+        for key, value in values.items():
+            family.add_metric([*self._labels.values(), *([key] if label else [])], value)
         return family
 
-    def _counter(self, name: str, text: str, values: list[tuple[dict[str, str], float]]) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=(*self._labels, *values[0][0]))
-        for labels, value in values:
-            family.add_metric((*self._labels.values(), *labels.values()), value, created=self._started_at)
+    def _counter(self, name: str, text: str, values: Mapping[str, float], *, label: str = "") -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=[*self._labels, *([label] if label else [])])
+        for key, value in values.items():
+            family.add_metric([*self._labels.values(), *([key] if label else [])], value, created=self._started_at)
         return family
 
     def _seconds(self, name: str, start: float | None, end: float | None) -> None:
@@ -292,7 +276,7 @@ class InstanceMetrics(Collector):
 
 
 def _one_two_five(largest: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, … up to *largest*, as vLLM builds its buckets of lengths."""
+    """Return 1, 2, 5, 10, … up to *largest*: vLLM's buckets of lengths."""
     bounds: list[float] = []
     scale = 1
     while True:

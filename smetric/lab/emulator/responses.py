@@ -1,4 +1,4 @@
-"""/v1/responses."""
+"""OpenAI Responses: /v1/responses, converted to chat form as vLLM does. Responses are not stored."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from smetric.lab.emulator import chat
 from smetric.lab.emulator.call import (
     EmulatedCall,
+    EngineError,
     EngineLimits,
     Fields,
     InvalidBodyError,
     check_model,
     new_id,
-    no_such_response,
     parse_call,
 )
-from smetric.lab.emulator.instance import Choice, EmulatedGeneration, named_event
+from smetric.lab.emulator.instance import Choice, EmulatedAnswer, EmulatedGeneration, named_event
+from smetric.lab.emulator.prompt import render
 
-# Responses requests in chat form, as vLLM converts them before it renders them.
-
-#: States of a last item that is to be continued.
+#: States of a last item that the reply continues.
 _OPEN = ("in_progress", "incomplete")
-#: What a custom tool takes.
+_STATUS = {"length": "incomplete", "stop": "completed", "abort": "cancelled"}
+#: Parameters of a custom tool.
 _FREEFORM = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
@@ -33,7 +32,7 @@ _FREEFORM = {
 
 
 def chat_of(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
-    """Messages and tools of a Responses request, as the chat API has them, and whether the last message is left open.
+    """Return messages and tools in the form of the chat API, and whether the last message is left open.
 
     Raises:
         InvalidBodyError: an item has another form.
@@ -56,7 +55,7 @@ def chat_of(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]],
 
 
 def _add(item: dict[str, Any], chat: list[dict[str, Any]]) -> None:
-    """Append what *item* becomes, or put it into the assistant's message before it."""
+    """Append the message of *item*, or add it to the assistant message before it."""
     kind = item.get("type")
     last = chat[-1] if chat and chat[-1]["role"] == "assistant" else None
     if kind in ("function_call", "custom_tool_call"):
@@ -67,7 +66,7 @@ def _add(item: dict[str, Any], chat: list[dict[str, Any]]) -> None:
     elif kind in ("function_call_output", "custom_tool_call_output"):
         chat.append({"role": "tool", "content": item.get("output")})
     elif kind == "reasoning":
-        # The template does not show it, but it begins a message.
+        # The template leaves it out, but it begins a message.
         _put("reasoning", "", last, chat)
     elif item.get("role") == "assistant" and (text := _first_text(item.get("content"))) is not None:
         _put("content", text, last, chat)
@@ -92,14 +91,14 @@ def _call(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_text(content: Any) -> str | None:
-    """Text of an assistant's message: vLLM takes the first part only."""
+    """Return the text of an assistant message: vLLM takes the first part alone."""
     if isinstance(content, list) and content and isinstance(content[0], dict):
         content = content[0].get("text")
     return content if isinstance(content, str) else None
 
 
 def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Functions, those of namespaces, and custom tools as functions of one text; models are shown no others."""
+    """Return functions, also of namespaces, and custom tools as functions of one text; vLLM drops all others."""
     made: list[dict[str, Any]] = []
     for tool in tools:
         kind = tool.get("type")
@@ -108,8 +107,8 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "custom":
             made.append(_function({**tool, "parameters": _FREEFORM}, tool.get("name")))
         elif kind == "namespace":
-            inner = [one for one in Fields(tool, "body.tools").objects("tools") if one.get("type") == "function"]
-            made += [_function(one, f"{tool.get('name')}__{one.get('name')}") for one in inner]
+            inner = [each for each in Fields(tool, "body.tools").objects("tools") if each.get("type") == "function"]
+            made += [_function(each, f"{tool.get('name')}__{each.get('name')}") for each in inner]
     return made
 
 
@@ -119,13 +118,13 @@ def _function(tool: dict[str, Any], name: Any) -> dict[str, Any]:
     return {"type": "function", "function": {**function, **options}}
 
 
-# `/v1/responses` of an emulated instance. Responses are not stored, so nothing can be continued by an id.
-
-_STATUS = {"length": "incomplete", "stop": "completed", "abort": "cancelled"}
+def no_such_response(response_id: str) -> EngineError:
+    """Return the error for a stored response: by default vLLM stores none."""
+    return EngineError(404, f"Response with id '{response_id}' not found.", "invalid_request_error", "response_id")
 
 
 def parse_response(fields: Fields, limits: EngineLimits) -> EmulatedCall:
-    """A Responses request.
+    """Read a Responses request.
 
     Raises:
         EngineError: it cannot be served.
@@ -136,24 +135,23 @@ def parse_response(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     if previous is not None:
         raise no_such_response(previous)
     messages, tools, is_open = chat_of(fields)
-    prompt = chat.render(messages, tools, is_open=is_open)
+    prompt = render(messages, tools, is_open=is_open)
     return parse_call(fields, limits, [prompt], fields.integer("max_output_tokens"))
 
 
-class ResponseAnswer:
-    """A response, whole or in events."""
+class ResponseAnswer(EmulatedAnswer):
+    """Response, whole or in events."""
 
     eager = True
 
     def __init__(self, generation: EmulatedGeneration) -> None:
-        self._generation = generation
-        self._call = generation.call
+        super().__init__(generation)
         self._choice = generation.choices[0]
         self._item_id = new_id("msg_")
         self._events = 0
 
     def body(self) -> dict[str, Any]:
-        """One `response`, ended."""
+        """Return a `response` after its end."""
         reason = self._choice.finish_reason or "abort"
         return self._response(
             _STATUS[reason],
@@ -163,7 +161,7 @@ class ResponseAnswer:
         )
 
     def opening(self) -> Iterator[bytes]:
-        """The response and its only item, under way."""
+        """Return the response and its only item, in progress."""
         response = self._response("in_progress", [], None, None)
         yield self._event("response.created", {"response": response})
         yield self._event("response.in_progress", {"response": response})
@@ -172,13 +170,13 @@ class ResponseAnswer:
         yield self._event("response.content_part.added", {**self._place(), "part": self._part("", [])})
 
     def news(self, choice: Choice) -> Iterator[bytes]:
-        """New text of the one choice this API has."""
+        """Return new text."""
         text = choice.take()
         if text:
             yield self._event("response.output_text.delta", {**self._place(), "delta": text, "logprobs": []})
 
     def closing(self) -> Iterator[bytes]:
-        """The whole text, part, item and response."""
+        """Return the whole text, part, item and response."""
         text = self._choice.produced
         part = self._part(text, None)
         yield self._event("response.output_text.done", {**self._place(), "logprobs": [], "text": text})
@@ -190,7 +188,7 @@ class ResponseAnswer:
     def _event(self, kind: str, values: dict[str, Any]) -> bytes:
         number = self._events
         self._events += 1
-        # vLLM sorts the fields of an event, and of nothing within it.
+        # vLLM sorts the fields of an event, but not those of inner objects.
         return named_event(dict(sorted({**values, "sequence_number": number, "type": kind}.items())))
 
     def _place(self) -> dict[str, Any]:

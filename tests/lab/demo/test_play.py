@@ -25,7 +25,7 @@ from smetric.lab.demo.play import (
     play,
 )
 from smetric.lab.emulator.call import EmulatedCall, EngineLimits, Fields
-from smetric.lab.emulator.chat import parse_chat
+from smetric.lab.emulator.completions import parse_chat
 from smetric.lab.emulator.messages import parse_message
 from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio

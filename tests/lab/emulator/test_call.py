@@ -1,4 +1,4 @@
-"""Fields, tokens and limits of one request."""
+"""Fields of one request."""
 
 from __future__ import annotations
 
@@ -8,39 +8,11 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from smetric.lab.emulator import call
 from smetric.lab.emulator.call import EngineError, EngineLimits, Fields, InvalidBodyError, UnreadableBodyError
 from smetric.lab.emulator.instance import EmulatedGeneration
 from smetric.lab.emulator.messages import count_tokens
 from smetric.lab.emulator.server import GENERATORS, detokenize, tokenize
-
-# Padding is made of zero bytes, so that a text that has its own comes back without them.
-texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
-
-
-@given(texts)
-def test_tokenizer_decodes_what_it_encodes(text: str) -> None:
-    tokens = call.encode(text)
-    assert call.decode(tokens) == text
-    assert call.count(tokens) == -(-len(text.encode()) // 4)
-
-
-@given(texts)
-def test_tokenizer_ids_convert_back_to_tokens(text: str) -> None:
-    tokens = call.encode(text)
-    ids = call.to_ids(tokens)
-    assert call.from_ids(ids) == tokens
-    assert all(0 <= token < call.VOCABULARY for token in ids)
-
-
-def test_tokenizer_markers_are_single_tokens_and_are_written_out() -> None:
-    tokens = call.START + call.encode("user\n") + call.END
-    assert call.decode(tokens) == "<|im_start|>user\n<|im_end|>"
-    assert call.strings(tokens) == ["<|im_start|>", "user", "\n", "<|im_end|>"]
-
 
 LIMITS = EngineLimits(("tiny",), 4096)
 TEXT = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]

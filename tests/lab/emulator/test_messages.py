@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from smetric.lab.emulator import chat
 from smetric.lab.emulator.call import EngineLimits, Fields
 from smetric.lab.emulator.messages import count_tokens, parse_message
+from smetric.lab.emulator.prompt import render
 
 LIMITS = EngineLimits(("tiny",), 4096)
 
@@ -48,7 +48,7 @@ def test_messages_tool_use_and_results_become_calls_and_tool_messages() -> None:
         },
     ]
     call = {"function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
-    assert prompt(messages=messages) == chat.render(
+    assert prompt(messages=messages) == render(
         [
             {"role": "user", "content": "weather?"},
             {"role": "assistant", "content": "I look.", "tool_calls": [call]},

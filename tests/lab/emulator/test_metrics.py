@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from smetric.lab.emulator import call as tokenizer
+from smetric.lab.emulator import prompt as tokenizer
 from smetric.lab.emulator.call import EmulatedCall
 from smetric.lab.emulator.instance import EmulatedInstance, EmulatedSettings
 from smetric.lab.emulator.metrics import CONTENT_TYPE, REASONS, Histogram

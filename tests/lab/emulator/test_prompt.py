@@ -1,4 +1,4 @@
-"""Chat template of the emulator."""
+"""Tokenizer and chat template of the emulator."""
 
 from __future__ import annotations
 
@@ -13,19 +13,45 @@ from tokenizers import Tokenizer
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.lab.emulator import call, instance
-from smetric.lab.emulator import call as tokenizer
+from smetric.lab.emulator import instance
+from smetric.lab.emulator import prompt as tokenizer
 from smetric.lab.emulator.call import EmulatedCall, EngineError, EngineLimits, Fields, InvalidBodyError
-from smetric.lab.emulator.chat import IMAGE_TOKENS, parse_chat, render
+from smetric.lab.emulator.completions import parse_chat
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.emulator.messages import parse_message
+from smetric.lab.emulator.prompt import IMAGE_TOKENS, render
 from smetric.lab.emulator.responses import parse_response
 from smetric.request.request import Api
 from smetric.sources.tokens.engine import EngineEncoder
 from tests.sources.tokens.recorded import DATA, Recorded, ids_of, recorded
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+#: Padding is zero bytes, so decoding drops those of the text itself.
+plain_texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
+
+@given(plain_texts)
+def test_tokenizer_decodes_what_it_encodes(text: str) -> None:
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.count(tokens) == -(-len(text.encode()) // 4)
+
+
+@given(plain_texts)
+def test_tokenizer_ids_convert_back_to_tokens(text: str) -> None:
+    tokens = tokenizer.encode(text)
+    ids = tokenizer.to_ids(tokens)
+    assert tokenizer.from_ids(ids) == tokens
+    assert all(0 <= token < tokenizer.VOCABULARY for token in ids)
+
+
+def test_tokenizer_markers_are_single_tokens_and_are_written_out() -> None:
+    tokens = tokenizer.START + tokenizer.encode("user\n") + tokenizer.END
+    assert tokenizer.decode(tokens) == "<|im_start|>user\n<|im_end|>"
+    assert tokenizer.strings(tokens) == ["<|im_start|>", "user", "\n", "<|im_end|>"]
 
 
 def test_template_renders_tools_then_messages_in_order() -> None:
@@ -110,7 +136,7 @@ def test_template_renders_recorded_requests_as_real_engine(api: Api) -> None:
     rows = [row for row in ROWS if row.api is api]
     assert len(rows) >= 20
     for row in rows:
-        assert call.decode(prompt_of(row)) == real.decode(row.ids, skip_special_tokens=False), row.body
+        assert tokenizer.decode(prompt_of(row)) == real.decode(row.ids, skip_special_tokens=False), row.body
 
 
 async def test_template_ids_equal_those_of_the_router() -> None:
@@ -120,5 +146,5 @@ async def test_template_ids_equal_those_of_the_router() -> None:
         for row in ROWS:
             ids = await ids_of(encoder, row.api, row.body)
             assert ids is not None, row.body
-            assert ids.tolist() == call.to_ids(prompt_of(row)), row.body
+            assert ids.tolist() == tokenizer.to_ids(prompt_of(row)), row.body
         await encoder.stop()
