@@ -178,11 +178,7 @@ class InstanceMetrics(Collector):
         for name, text, value in (
             ("num_requests_running", "Number of requests in model execution batches.", len(engine.running)),
             ("num_requests_waiting", "Number of requests waiting to be processed.", waiting),
-            (
-                "kv_cache_usage_perc",
-                "KV-cache usage. 1 means 100 percent usage.",
-                engine.cache.used / engine.cache.capacity,
-            ),
+            ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage),
         ):
             yield self._gauge(name, text, {"": value})
         reasons = {"capacity": waiting, "deferred": 0}
