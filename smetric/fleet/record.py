@@ -164,6 +164,8 @@ class DecisionRecord:
     origin: str = names.LIVE
 
     id: str = field(init=False)
+    #: One of `names.REASONS`.
+    reason: str = field(init=False)
     #: False where nothing is computed: a count of tokens, a stored answer.
     is_inference: bool = field(default=True, init=False)
     #: Label of the rule that fired, empty if no policy ran.
@@ -198,12 +200,22 @@ class DecisionRecord:
 
     def __post_init__(self) -> None:
         self.id = decision_id(self.time_ns)
+        self.reason = self._reason()
         prompt = self.request.prompt
         if prompt is not None and prompt.counted:
             self.tokens_source = "exact"
         if self.decision is not None:
             self.rule = self.decision.rule
             self._note_hits(self.decision)
+
+    def _reason(self) -> str:
+        if self.decision is not None:
+            return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
+        if self.outcome == names.PINNED:
+            return names.BY_PIN
+        if self.outcome == names.ERROR:
+            return names.POLICY_ERROR
+        return names.NO_INSTANCE if self.instance is None else names.ANY_CANDIDATE
 
     def _note_hits(self, decision: Decision) -> None:
         snapshot, at = decision.snapshot, decision.index
@@ -214,17 +226,6 @@ class DecisionRecord:
             self.best_hit = int(max(hits))  # an unknown hit is 0 here
         if self.instance is not None and (known is None or known[at]):
             self.hit = int(hits[at]), snapshot.origin("hit_len", at)
-
-    @property
-    def reason(self) -> str:
-        """One of `names.REASONS`."""
-        if self.decision is not None:
-            return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
-        if self.outcome == names.PINNED:
-            return names.BY_PIN
-        if self.outcome == names.ERROR:
-            return names.POLICY_ERROR
-        return names.NO_INSTANCE if self.instance is None else names.ANY_CANDIDATE
 
     @property
     def is_odd(self) -> bool:
