@@ -1,4 +1,4 @@
-"""The command line: `smetric COMMAND`, a module per group of commands, loaded only when one of them is called.
+"""Command line `smetric COMMAND`: a module per group of commands, imported only when one of them is called.
 
 Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 a server that does not answer, 130 Ctrl-C.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import keyword
+import os
 import signal
 import sys
 from typing import Any
@@ -15,52 +17,50 @@ from typing import Any
 import click
 
 from smetric import __version__
-from smetric.cli.standard_streams import have_standard_streams
 from smetric.errors import ConfigError
 
-#: Command to its module in `smetric.cli`, loaded only when it is called, and the sentence that `smetric --help` prints.
+#: Commands with their module in `smetric.cli` and the sentence that `smetric --help` prints.
 COMMANDS = {
     "serve": ("serve", "Route requests to vLLM instances."),
     "demo": ("lab", "Play recorded agent sessions on emulated instances."),
     "check": ("policy", "Check policy files."),
     "test": ("policy", "Run the tests of policy files."),
-    "fmt": ("policy", "Lay policy files out canonically."),
-    "bench": ("policy", "Measure what decisions cost."),
+    "fmt": ("policy", "Format policy files."),
+    "bench": ("policy", "Measure the time of decisions."),
     "reference": ("policy", "Print the whole policy language."),
-    "lsp": ("policy", "Serve an editor: errors, hovers, completion, layout."),
-    "replay": ("records", "Make recorded decisions again, by another policy or their own."),
-    "explain": ("explain", "Say how a policy decides, or why it decided."),
+    "lsp": ("policy", "Run the language server for editors."),
+    "replay": ("records", "Decide recorded decisions again, by the same or another policy."),
+    "explain": ("explain", "Explain the decision of a policy on a snapshot, or one that was made."),
     "try": ("operate", "Try a policy on the last decisions of a running router."),
-    "rollback": ("operate", "Let the policy act again that acted before."),
-    "drain": ("operate", "Send an instance nothing new."),
-    "undrain": ("operate", "Let an instance be a candidate again."),
-    "doctor": ("operate", "Say what is wrong with a live set-up, and how to mend it."),
+    "rollback": ("operate", "Go back to the policy before the last change."),
+    "drain": ("operate", "Stop sending new requests to an instance."),
+    "undrain": ("operate", "Send requests to a drained instance again."),
+    "doctor": ("operate", "Find what is wrong with a live set-up, and how to repair it."),
     "emulate": ("lab", "Run emulated vLLM instances."),
     "config": ("operate", "Print the settings or their schema."),
 }
 
-
-#: Why what is printed cannot be written; that nobody reads it any more is click's to handle.
+#: Errors of writing the output. Click itself handles a closed pipe.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
-class _BadConfig(click.ClickException):
-    """A ConfigError as click prints it."""
+class _UsageError(click.ClickException):
+    """ConfigError as click prints it."""
 
     exit_code = ConfigError.exit_code
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for, and turns what is no fault of its own into one line."""
+    """Command group that imports a command on use, and prints errors of the user in one line."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        have_standard_streams()
+        open_standard_streams()
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
             if error.filename is not None or error.errno not in _NO_ROOM:
                 raise
-            unwritten = _BadConfig(f"cannot write the output: {error.strerror}")
+            unwritten = _UsageError(f"cannot write the output: {error.strerror}")
             unwritten.show()
             sys.exit(unwritten.exit_code)
 
@@ -98,10 +98,28 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise _BadConfig(str(error)) from error
+            raise _UsageError(str(error)) from error
         except KeyboardInterrupt:
             click.echo("\nInterrupted.", err=True)
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
+
+
+def open_standard_streams() -> None:
+    """Open the null device for closed descriptors 0 to 2, and escape characters that an output cannot encode.
+
+    Otherwise a connection would get the number of a closed descriptor, and its client the messages for standard error.
+    This runs before any import that may open a file and keep it, as libffi does since 3.5.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # keeps ✓ and ✗ apart
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -1,4 +1,4 @@
-"""`smetric explain`."""
+"""`smetric explain`: why a policy decides as it does on a written snapshot, or why a running router decided."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smetric.cli.operate import admin_option, ask, strange
+from smetric.cli.options import param_values, set_option
 from smetric.cli.policy import policy_named
-from smetric.cli.serve import param_values, set_option
 from smetric.errors import ConfigError, did_you_mean
 from smetric.features import VOCABULARY
 from smetric.files import read_once
-from smetric.policy import Decision, Feature, Kind, PolicyError, RequestField, Vocabulary
+from smetric.policy import Decision, Feature, Kind, PolicyError, RequestField
 from smetric.policy.explain import explain as explanation
 from smetric.policy.explain import lead
 from smetric.policy.testing import Situation
@@ -26,18 +26,10 @@ from smetric.tools.flip import smallest_changes
 if TYPE_CHECKING:
     from smetric.records.reader import Recorded
 
-
-# A snapshot and a request written down as JSON, for `smetric explain`.
-#
-# {"instances": [{"id": "a", "requests": 3, "hit_len": null, "age(requests)": 0.2}, …],
-#  "request": {"turn": 2, "prompt_len": 9000, "est_hit": 8000}, "cursors": {"least": "a"}, "seed": 7}
-#
-# Only `instances` must be there. A feature that is left out or null is unknown. A request field that bounds a feature,
-# as the prompt's length bounds a hit, is at least as large as the instances say, if it is left out.
-
-#: Largest file that is read, bytes: ten thousand instances of which everything is known take less.
+#: Largest snapshot, bytes: more than ten thousand instances take with all features.
 MAX_BYTES = 64 * 1024 * 1024
 _MOST_INSTANCES = 10_000
+_ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 _AGE = re.compile(r"age\((\w+)\)\Z")
 _IS = {
     Kind.NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
@@ -47,25 +39,132 @@ _IS = {
 }
 
 
-def read_situation(text: str, place: str, vocabulary: Vocabulary) -> Situation:
-    """The situation that the JSON *text* describes.
+@click.command()
+@click.argument("policy", metavar="[NAME|FILE]", required=False)
+@click.option("--snapshot", metavar="FILE|-", help="JSON with `instances`, and optional `request`, `cursors`, `seed`.")
+@set_option
+@click.option("--decision", metavar="ID", help="A decision of a running router or of a record: x-smetric-decision-id.")
+@click.option("--record", "records", metavar="FILE", multiple=True, help="Look for it there; repeat it for more files.")
+@admin_option
+def explain(
+    policy: str | None,
+    snapshot: str | None,
+    params: tuple[str, ...],
+    decision: str | None,
+    records: tuple[str, ...],
+    admin: str,
+) -> None:
+    """Explain why a policy decides as it does, how far ahead its pick is, and what would change it.
+
+    \b
+    smetric explain smetric --snapshot three-instances.json --set OVERLOAD=1.5
+    smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
+    smetric explain bailian --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --admin http://10.0.0.5:9464
+    smetric explain --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --set OVERLOAD=1.5
+    """
+    if decision is not None and snapshot is None:
+        if not _ID.match(decision):
+            raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
+        click.echo(_explain_made(decision, records, admin, policy, params))
+    elif policy is not None and snapshot is not None and decision is None and not records:
+        source, situation = policy_named(policy), _read_snapshot(snapshot)
+        click.echo(_explain(situation.decide(source.load(param_values(params)), VOCABULARY)))
+    else:
+        raise click.UsageError("give a policy and --snapshot FILE, or --decision ID, perhaps with --record FILE")
+
+
+def _explain(decision: Decision) -> str:
+    """Return the explanation of a decision, and the smallest changes that would alter it."""
+    lines = [explanation(decision)]
+    if ahead := lead(decision):
+        lines.append(f"  lead     {ahead}")
+    changes = smallest_changes(decision, VOCABULARY)
+    lines += [f"  {'flips at' if at == 0 else '':<8} {change}" for at, change in enumerate(changes)]
+    return "\n".join(lines)
+
+
+def _explain_made(
+    decision: str, records: tuple[str, ...], admin: str, name: str | None, params: tuple[str, ...]
+) -> str:
+    """Explain a past decision, made again by its own policy or by the policy *name*, with *params* set."""
+    from smetric.records.reader import find
+    from smetric.records.replay import Judge, NotRecorded, policy_of
+    from smetric.records.report import ending, why
+
+    settings = param_values(params)
+    recorded = find(map(Path, records), decision) if records else _kept_by(admin, decision)
+    if recorded is None:
+        raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
+    ended = ending(recorded.line, is_over=bool(records))
+    if not recorded.line.ids:
+        return f"{why(recorded)}\n{ended}"
+    if name is None:
+        try:
+            policy = policy_of(recorded.policy, settings)
+        except PolicyError as error:
+            raise click.ClickException(f"the policy of decision {decision} does not check\n\n{error}") from error
+    else:
+        policy = policy_named(name).load(settings)
+    is_recorded = name is None and not settings
+    decided = Judge(policy, is_recorded=is_recorded).decide(recorded)
+    if isinstance(decided, NotRecorded):
+        raise click.ClickException(f"decision {decision}: {decided}, so {policy.name} cannot decide it")
+    return f"{_explain(decided)}\n{ended}" if is_recorded else _explain(decided)
+
+
+def _kept_by(admin: str, decision: str) -> Recorded:
+    """Return the decision from the router at *admin*."""
+    from smetric.records.reader import read_alone
+
+    status, document = ask(admin, "GET", f"/admin/decisions/{decision}/record")
+    if status == 404:
+        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}; is there a --record?")
+    if status != 200:
+        raise strange(admin, status)
+    try:
+        return read_alone(document, admin)
+    except ValueError as error:
+        raise strange(admin, status) from error
+
+
+def _read_snapshot(snapshot: str) -> Situation:
+    """Read a snapshot with a request as JSON from a file, or from standard input for `-`.
+
+    {"instances": [{"id": "a", "requests": 3, "hit_len": null, "age(requests)": 0.2}, …],
+     "request": {"turn": 2, "prompt_len": 9000, "est_hit": 8000}, "cursors": {"least": "a"}, "seed": 7}
+
+    Only `instances` is required. A feature that is left out or null is unknown. An omitted request field that bounds a
+    feature, as the prompt's length bounds a hit, is at least as large as that feature of any instance.
 
     Raises:
-        ConfigError: it is no JSON, or says something that *vocabulary* does not know or allow.
+        ConfigError: it cannot be read, is not JSON, or breaks a rule of the vocabulary.
     """
+    place = "<stdin>" if snapshot == "-" else snapshot
     try:
-        document = json.loads(text)
+        most = MAX_BYTES + 1
+        data = sys.stdin.buffer.read(most) if snapshot == "-" else read_once(Path(snapshot), most)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{snapshot}: larger than {MAX_BYTES} bytes; is this the right file?")
+        document = json.loads(data.decode())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error
     except ValueError as error:
         raise ConfigError(f"{place}: not JSON: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{place}: nested too deeply") from error
     top = _object(document, place, ("instances", "request", "cursors", "seed"))
-    given = _request(top.get("request", {}), f"{place}: request", vocabulary)
+    given = {}
+    for name, item in _object(top.get("request", {}), f"{place}: request", VOCABULARY.request).items():
+        field = VOCABULARY.request[name]
+        if item is None and not field.may_be_unknown:
+            raise ConfigError(f"{place}: request: {name}: is never unknown; give a value or leave it out")
+        given[name] = _typed(item, field, field.high, f"{place}: request: {name}")
     rows = top.get("instances")
     if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_INSTANCES:
         example = '[{"id": "a", "requests": 3}, …]'
         raise ConfigError(f"{place}: instances: expected a list of 1 to {_MOST_INSTANCES} objects: {example}")
-    ids, cells, ages = _columns(rows, place, vocabulary, given)
+    ids, cells, ages = _columns(rows, place, given)
     cursors = _object(top.get("cursors", {}), f"{place}: cursors")
     if not all(isinstance(value, str) for value in cursors.values()):
         raise ConfigError(f"{place}: cursors: expected instance ids")
@@ -76,48 +175,36 @@ def read_situation(text: str, place: str, vocabulary: Vocabulary) -> Situation:
 
 
 def _columns(
-    rows: list[Any], place: str, vocabulary: Vocabulary, given: Mapping[str, Any]
+    rows: list[Any], place: str, given: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, list[Any]], dict[str, list[float]]]:
-    """The rows as columns: ids, cells per feature, ages per feature (0 where a row says none)."""
+    """Return ids, and per feature cells and ages; an omitted age is 0."""
     ids: dict[str, None] = {}
     cells: dict[str, list[Any]] = {}
     ages: dict[str, list[float]] = {}
     for i, row in enumerate(rows):
         here = f"{place}: instances[{i}]"
-        _object(row, here)
-        ident = row.get("id")
+        ident = _object(row, here).get("id")
         if not isinstance(ident, str) or not ident or ident in ids:
             raise ConfigError(f"{here}: id: expected a text of its own, got {_shown(ident)}")
         ids[ident] = None
         for name, value in row.items():
-            aged = _AGE.match(name)
             if name == "id":
                 continue
-            _known_name(aged[1] if aged else name, vocabulary.features, here)
+            aged = _AGE.match(name)
+            _require_known(aged[1] if aged else name, VOCABULARY.features, here)
             if aged:
                 if not _IS[Kind.NUMBER](value) or not 0 <= value < float("inf"):
                     raise ConfigError(f"{here}: {name}: expected seconds, 0 or more, got {_shown(value)}")
                 ages.setdefault(aged[1], [0.0] * len(rows))[i] = float(value)
                 continue
-            feature = vocabulary.features[name]
+            feature = VOCABULARY.features[name]
             high = min(feature.high, given.get(feature.at_most, feature.high))
             cells.setdefault(name, [None] * len(rows))[i] = _typed(value, feature, high, f"{here}: {name}")
     return list(ids), cells, ages
 
 
-def _request(value: Any, place: str, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The request fields that are given."""
-    given = {}
-    for name, item in _object(value, place, vocabulary.request).items():
-        field = vocabulary.request[name]
-        if item is None and not field.may_be_unknown:
-            raise ConfigError(f"{place}: {name}: is never unknown; give a value or leave it out")
-        given[name] = _typed(item, field, field.high, f"{place}: {name}")
-    return given
-
-
 def _typed(value: Any, row: Feature | RequestField, high: float, place: str) -> Any:
-    """*value* as the language holds it, None for unknown; *high* is the largest allowed."""
+    """Return *value*, at most *high*, as the language holds it; None for unknown."""
     if value is None:
         return None
     if not _IS[row.kind](value):
@@ -134,11 +221,11 @@ def _object(value: Any, place: str, keys: Iterable[str] | None = None) -> dict[s
         raise ConfigError(f"{place}: expected an object, got {_shown(value)}")
     if keys is not None:
         for key in value:
-            _known_name(key, keys, place)
+            _require_known(key, keys, place)
     return value
 
 
-def _known_name(name: str, names: Iterable[str], place: str) -> None:
+def _require_known(name: str, names: Iterable[str], place: str) -> None:
     if name not in names:
         meant = did_you_mean(name, names) or "; known here: " + ", ".join(names)
         raise ConfigError(f"{place}: {name[:80]}: no such name{meant}")
@@ -147,125 +234,3 @@ def _known_name(name: str, names: Iterable[str], place: str) -> None:
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:59] + "…"
-
-
-# `smetric explain`: why a policy decides as it does on a written-down snapshot, or why a running router decided.
-
-_ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
-
-
-@click.command()
-@click.argument("policy", metavar="[NAME|FILE]", required=False)
-@click.option(
-    "--snapshot", metavar="FILE|-", help="JSON with `instances`, and if need be `request`, `cursors`, `seed`."
-)
-@set_option
-@click.option("--decision", metavar="ID", help="A decision of a running router or of a record: x-smetric-decision-id.")
-@click.option("--record", "records", metavar="FILE", multiple=True, help="Look for it there; repeat it for more files.")
-@admin_option
-def explain(
-    policy: str | None,
-    snapshot: str | None,
-    params: tuple[str, ...],
-    decision: str | None,
-    records: tuple[str, ...],
-    admin: str,
-) -> None:
-    """Say why a policy decides as it does, how far ahead its pick is, and what would change it.
-
-    \b
-    smetric explain smetric --snapshot three-instances.json --set OVERLOAD=1.5
-    smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
-    smetric explain bailian --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --admin http://10.0.0.5:9464
-    smetric explain --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --set OVERLOAD=1.5
-    """
-    if decision is not None and snapshot is None:
-        click.echo(_made(_checked_id(decision), records, admin, policy, params))
-    elif policy is not None and snapshot is not None and decision is None and not records:
-        click.echo(_account(_decided(policy, snapshot, params)))
-    else:
-        raise click.UsageError("give a policy and --snapshot FILE, or --decision ID, perhaps with --record FILE")
-
-
-def _account(decision: Decision) -> str:
-    """The explanation of a decision, and what would have changed it."""
-    lines = [explanation(decision)]
-    ahead = lead(decision)
-    if ahead:
-        lines.append(f"  lead     {ahead}")
-    changes = smallest_changes(decision, VOCABULARY)
-    lines += [f"  {'flips at' if at == 0 else '':<8} {change}" for at, change in enumerate(changes)]
-    return "\n".join(lines)
-
-
-def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> Decision:
-    """What the policy *name* decides on a snapshot file."""
-    source = policy_named(name)
-    try:
-        most = MAX_BYTES + 1
-        data = sys.stdin.buffer.read(most) if snapshot == "-" else read_once(Path(snapshot), most)
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"{snapshot}: larger than {MAX_BYTES} bytes; is this the right file?")
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error
-    situation = read_situation(text, "<stdin>" if snapshot == "-" else snapshot, VOCABULARY)
-    return situation.decide(source.load(param_values(params)), VOCABULARY)
-
-
-# ── decisions that were made ─────────────────────────────────────────────────
-
-
-def _checked_id(decision: str) -> str:
-    if not _ID.match(decision):
-        raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
-    return decision
-
-
-def _made(decision: str, records: tuple[str, ...], admin: str, name: str | None, params: tuple[str, ...]) -> str:
-    """A decision that was made, decided again by its own policy or by the policy *name*, perhaps set differently."""
-    from smetric.records.replay import Judge, NotRecorded, policy_of
-    from smetric.records.report import ending, why
-
-    settings = param_values(params)
-    recorded = _found_in(records, decision) if records else _kept_by(admin, decision)
-    ended = ending(recorded.line, is_over=bool(records))
-    if not recorded.line.ids:
-        return f"{why(recorded)}\n{ended}"
-    if name is None:
-        try:
-            policy = policy_of(recorded.policy, settings)
-        except PolicyError as error:
-            raise click.ClickException(f"the policy of decision {decision} does not check\n\n{error}") from error
-    else:
-        policy = policy_named(name).load(settings)
-    is_recorded = name is None and not settings
-    decided = Judge(policy, is_recorded=is_recorded).decide(recorded)
-    if isinstance(decided, NotRecorded):
-        raise click.ClickException(f"decision {decision}: {decided}, so {policy.name} cannot decide it")
-    return f"{_account(decided)}\n{ended}" if is_recorded else _account(decided)
-
-
-def _found_in(records: tuple[str, ...], decision: str) -> Recorded:
-    from smetric.records.reader import find
-
-    recorded = find(map(Path, records), decision)
-    if recorded is None:
-        raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
-    return recorded
-
-
-def _kept_by(admin: str, decision: str) -> Recorded:
-    """The decision as the router at *admin* keeps it."""
-    from smetric.records.reader import read_alone
-
-    status, document = ask(admin, "GET", f"/admin/decisions/{decision}/record")
-    if status == 404:
-        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}; is there a --record?")
-    if status != 200:
-        raise strange(admin, status)
-    try:
-        return read_alone(document, admin)
-    except ValueError as error:
-        raise strange(admin, status) from error

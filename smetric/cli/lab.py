@@ -1,4 +1,4 @@
-"""Commands of the laboratory."""
+"""Commands of the laboratory: `smetric demo` and `smetric emulate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
@@ -25,13 +27,15 @@ from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from smetric.telemetry import logs
 
-# `smetric demo`: recorded agent sessions over emulated engines, policy by policy; or just the engines and a router.
-
 POLICIES = ("smetric", "load_only", "bailian")
-#: Sessions that the first policy plays again, told by LMCache.
+#: Sessions that the first policy plays again with LMCache as a source.
 _AGAIN = 10
 _SESSIONS = load_sessions()
 _PORT, _ADMIN_PORT = 8080, 9464
+_DEFAULTS = EngineConfig()
+
+_option = partial(click.option, show_default=True)
+_port_option = partial(click.option, type=click.IntRange(0, 65535))
 
 
 @click.command()
@@ -42,20 +46,14 @@ _PORT, _ADMIN_PORT = 8080, 9464
     multiple=True,
     help=f"Play by this policy; give it again to compare.  [default: {', '.join(POLICIES)}]",
 )
-@click.option(
-    "--sessions",
-    type=click.IntRange(1, len(_SESSIONS)),
-    default=len(_SESSIONS),
-    show_default=True,
-    help="How many sessions play, all at the same time.",
+@_option(
+    "--sessions", type=click.IntRange(1, len(_SESSIONS)), default=len(_SESSIONS), help="Sessions, all at the same time."
 )
 @click.option("--serve", "stay", is_flag=True, help="Play nothing; keep engines and router up for your own requests.")
-@click.option("--port", type=click.IntRange(0, 65535), help=f"With --serve: the router's port.  [default: {_PORT}]")
-@click.option(
-    "--admin-port", type=click.IntRange(0, 65535), help=f"With --serve: its admin port.  [default: {_ADMIN_PORT}]"
-)
+@_port_option("--port", help=f"With --serve: the router's port.  [default: {_PORT}]")
+@_port_option("--admin-port", help=f"With --serve: its admin port.  [default: {_ADMIN_PORT}]")
 def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None, admin_port: int | None) -> None:
-    """Play recorded agent sessions through a router over emulated vLLM instances, and say what came of it.
+    """Play recorded agent sessions through a router on emulated vLLM instances, and report the results.
 
     \b
     smetric demo
@@ -71,44 +69,46 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
     logs.configure("warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if stay:
-            code = runner.run(
-                _stay(chosen[0], _PORT if port is None else port, _ADMIN_PORT if admin_port is None else admin_port)
-            )
+            ports = _PORT if port is None else port, _ADMIN_PORT if admin_port is None else admin_port
+            code = runner.run(_stay(chosen[0], *ports))
         else:
             code = runner.run(_play(chosen, sessions, "hit_len" in first.reads))
     raise SystemExit(code)
 
 
 async def _play(policies: tuple[str, ...], count: int, again: bool) -> int:
-    """Play by each policy in turn, by the first one *again* with LMCache, print, and return the exit code.
+    """Play by each policy in turn, by the first one *again* with LMCache, and print the report.
 
-    It is 1 if a request was not answered.
+    Return the exit code: 1 if a request failed.
     """
     click.echo(f"{count} agent sessions on {stage.INSTANCES} emulated engines, by {', '.join(policies)}")
-    plays: list[Play] = []
     by_lmcache: Play | None = None
     async with stage.engines() as engines:
-        for policy in policies:
-            progress = Progress(policy)
-            plays.append(await perform(engines, policy, _SESSIONS[:count], speed=1.0, progress=progress.answered))
-            progress.end(plays[-1])
+        plays = [await _play_one(engines, policy, count) for policy in policies]
         if again:
-            progress = Progress(f"{policies[0]} by LMCache")
-            by_lmcache = await perform(
-                engines,
-                policies[0],
-                _SESSIONS[: min(count, _AGAIN)],
-                speed=1.0,
-                progress=progress.answered,
-                by_lmcache=True,
-            )
-            progress.end(by_lmcache)
+            by_lmcache = await _play_one(engines, policies[0], min(count, _AGAIN), by_lmcache=True)
     click.echo("\n" + report(plays, by_lmcache, _program(), os.environ))
     return 1 if any(play.figures.failed for play in (*plays, by_lmcache) if play is not None) else 0
 
 
+async def _play_one(engines: EmulatedFleet, policy: str, count: int, *, by_lmcache: bool = False) -> Play:
+    """Play *count* sessions; show the progress on a terminal, and print a line at the end."""
+    name = f"{policy} by LMCache" if by_lmcache else policy
+    with click.progressbar(
+        length=1, label=f"  {name:<20}", width=0, show_pos=True, show_eta=False, hidden=not sys.stdout.isatty()
+    ) as bar:
+
+        def progress(answers: int, total: int) -> None:
+            bar.length = total
+            bar.update(1)
+
+        play = await perform(engines, policy, _SESSIONS[:count], speed=1.0, progress=progress, by_lmcache=by_lmcache)
+    click.echo(f"  {name:<20} {len(play.answers)} requests in {play.took_s:.1f} s")
+    return play
+
+
 def _program() -> str:
-    """How to call this program from where we are: the installation in a `.venv` is seldom on the PATH."""
+    """Return how to call this program from here: an installation in a `.venv` is rarely on the PATH."""
     called = Path(sys.argv[0])
     if shutil.which("smetric") is None and os.access(called, os.X_OK):
         return os.path.relpath(called)
@@ -125,71 +125,30 @@ async def _stay(policy: str, port: int, admin_port: int) -> int:
         return await serve_ports(application, data, admin)
 
 
-class Progress:
-    """How far a policy has come: one line that changes on a terminal, elsewhere a line at the end."""
-
-    def __init__(self, policy: str) -> None:
-        self._policy = policy
-        self._is_live = sys.stdout.isatty()
-        self._bar = max(0, min(30, shutil.get_terminal_size().columns - 48))  # a line that wraps cannot be taken back
-
-    def answered(self, answers: int, total: int) -> None:
-        """One more answer."""
-        if self._is_live:
-            bar = "█" * (answers * self._bar // total)
-            click.echo(f"\r  {self._policy:<20} {bar:<{self._bar}} {answers:>4} of {total} requests", nl=False)
-
-    def end(self, play: Play) -> None:
-        """It has played."""
-        clear = "\r\x1b[K" if self._is_live else ""
-        click.echo(f"{clear}  {self._policy:<20} {len(play.answers)} requests in {play.took_s:.1f} s")
-
-
-# `smetric emulate`: instances that look like vLLM, without a GPU.
-
-_DEFAULTS = EngineConfig()
-
-
 @click.command()
-@click.option("--instances", type=click.IntRange(1, 256), default=1, show_default=True, help="How many instances.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=9101,
-    show_default=True,
-    help="Port of the first instance; the others follow. 0 takes free ports.",
+@_option("--instances", type=click.IntRange(1, 256), default=1, help="Number of instances.")
+@_port_option(
+    "--port", default=9101, show_default=True, help="Port of the first instance; the others follow. 0 takes free ports."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--model", default="emulated", show_default=True, help="Name of the model.")
+@_option("--host", default="127.0.0.1", help="Address to listen on.")
+@_option("--model", default="emulated", help="Name of the model.")
 @click.option("--served-model-name", "names", multiple=True, help="Name to serve instead; give it again for aliases.")
-@click.option(
-    "--block-size",
-    type=click.IntRange(1),
-    default=_DEFAULTS.block_size,
-    show_default=True,
-    help="Tokens in a KV block.",
-)
-@click.option(
-    "--blocks", type=click.IntRange(1), default=_DEFAULTS.blocks, show_default=True, help="KV blocks of an instance."
-)
+@_option("--block-size", type=click.IntRange(1), default=_DEFAULTS.block_size, help="Tokens in a KV block.")
+@_option("--blocks", type=click.IntRange(1), default=_DEFAULTS.blocks, help="KV blocks of an instance.")
 @click.option(
     "--max-model-len",
     type=click.IntRange(1),
     help=f"Longest prompt and output together, in tokens.  [default: {_DEFAULTS.max_model_len}, or all KV blocks]",
 )
-@click.option(
-    "--max-num-seqs", type=click.IntRange(1), default=_DEFAULTS.max_running, show_default=True, help="Batch size."
-)
-@click.option(
+@_option("--max-num-seqs", "max_running", type=click.IntRange(1), default=_DEFAULTS.max_running, help="Batch size.")
+@_option(
     "--max-num-queued-reqs",
+    "max_waiting",
     type=click.IntRange(0),
     default=_DEFAULTS.max_waiting,
-    show_default=True,
-    help="Requests that wait; more are answered 503.",
+    help="Requests that wait; further ones are answered 503.",
 )
-@click.option(
-    "--time-scale", type=float, default=1.0, show_default=True, help="How many times faster than an H20 it runs."
-)
+@_option("--time-scale", type=float, default=1.0, help="Speed, relative to an H20.")
 @click.option("--lmcache", is_flag=True, help="Also serve LMCache's lookups, on the port after the last instance's.")
 def emulate(
     instances: int,
@@ -197,25 +156,16 @@ def emulate(
     host: str,
     model: str,
     names: tuple[str, ...],
-    block_size: int,
-    blocks: int,
     max_model_len: int | None,
-    max_num_seqs: int,
-    max_num_queued_reqs: int,
     time_scale: float,
     lmcache: bool,
+    **sizes: Any,
 ) -> None:
-    """Run emulated vLLM instances, all in this process, until it is told to stop."""
-    longest = max_model_len or min(_DEFAULTS.max_model_len, blocks * block_size)
+    """Run emulated vLLM instances, all in this process, until a signal."""
+    longest = max_model_len or min(_DEFAULTS.max_model_len, sizes["blocks"] * sizes["block_size"])
     name, *aliases = names or (model,)
     try:
-        engine = EngineConfig(
-            block_size=block_size,
-            blocks=blocks,
-            max_model_len=longest,
-            max_running=max_num_seqs,
-            max_waiting=max_num_queued_reqs,
-        )
+        engine = EngineConfig(max_model_len=longest, **sizes)
         settings = EmulatedSettings(model=name, aliases=tuple(aliases), engine=engine, time_scale=time_scale)
     except ValueError as error:
         raise ConfigError(str(error)) from None

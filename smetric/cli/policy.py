@@ -1,4 +1,4 @@
-"""Commands about policy files."""
+"""Commands about policy files: check, test, fmt, bench, reference and lsp."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import contextlib
 import difflib
 import io
 import json
-import math
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import click
 
+from smetric.cli.options import Percent, format_option
 from smetric.cli.policy_report import FORMATS, Examined, write_junit
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
@@ -38,35 +37,16 @@ from smetric.tools.bench import REQUESTS, ROUNDS, SIZES, Figure, figures
 from smetric.tools.prove import PROPERTIES, UnknownProperty, promised
 from smetric.tools.reference import REFERENCE_FORMATS
 
-# A share of a hundred on the command line: what is no number passes every comparison, and so every bound.
-
-
-class Percent(click.FloatRange):
-    """A number from 0 to 100."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 100)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; fails as click does."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
-        return number
-
-
-# A policy named on the command line: a shipped one by name, a file by path, or `-` for standard input.
-
 _NONE: Mapping[str, float | str | bool] = {}
 
 
 @dataclass(frozen=True)
 class PolicySource:
-    """A policy, and where it comes from. Its text is read when it is first asked for, once.
+    """Policy named on the command line. Its text is read once, on first use.
 
     Args:
-        file: where it lies; None for standard input.
-        problem: why there is none to read; empty where there may be one.
+        file: path of the policy; None for standard input.
+        problem: why it cannot be read; empty if it may be readable.
     """
 
     file: Path | None
@@ -74,7 +54,7 @@ class PolicySource:
 
     @cached_property
     def path(self) -> str:
-        """What reports call it: the shorter of the absolute path and the one from here."""
+        """Path in reports, relative to the working directory if it is below."""
         if self.file is None:
             return "<stdin>"
         here = Path.cwd()
@@ -82,7 +62,7 @@ class PolicySource:
 
     @cached_property
     def text(self) -> str:
-        """What it says. The language judges whether it is too long, or no UTF-8.
+        """Text of the policy; the language itself reports texts that are too long or not UTF-8.
 
         Raises:
             ConfigError: it cannot be read.
@@ -98,7 +78,7 @@ class PolicySource:
 
     @property
     def is_library(self) -> bool:
-        """Whether it is a library, which decides nothing. What is too long to look at, or no UTF-8, is none.
+        """Whether it is a library, which decides nothing; false for a text that does not parse.
 
         Raises:
             ConfigError: it cannot be read.
@@ -111,20 +91,20 @@ class PolicySource:
 
     @property
     def libraries(self) -> Reader:
-        """Finds the libraries it uses, beside its file; beside standard input there are none."""
+        """Reader of libraries beside its file; standard input has none."""
         return no_libraries if self.file is None else libraries_beside(Path(self.path))
 
     @property
     def tests(self) -> PolicyText | None:
-        """The file with more of its tests, `NAME.test.policy` beside it, where there is one.
+        """Further tests in the file `NAME.test.policy` beside it.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: the file cannot be read.
         """
         return None if self.file is None else further_tests(Path(self.path))
 
     def load(self, settings: Mapping[str, float | str | bool] = _NONE) -> Policy:
-        """The policy, its parameters as `--set` sets them.
+        """Compile the policy with its parameters as `--set` sets them.
 
         Raises:
             ConfigError: it cannot be read.
@@ -138,16 +118,25 @@ class PolicySource:
             raise click.ClickException(f"{self.path} does not check\n\n{error}") from error
 
 
-def policies_named(arguments: tuple[str, ...]) -> list[PolicySource]:
-    """The policies and libraries that *arguments* name, each once; all shipped policies when there are none.
+def policy_named(argument: str) -> PolicySource:
+    """Return the policy that *argument* names: a shipped name, a path, or `-`; a file of tests means its policy.
 
-    A folder stands for all policy files in it and below it. That there is none is said when it is read.
+    Raises:
+        ConfigError: no shipped policy has that name.
+    """
+    return PolicySource(None if argument == "-" else policy_of(policy_path(argument)))
+
+
+def _policies_named(arguments: tuple[str, ...]) -> list[PolicySource]:
+    """Return the policies and libraries that *arguments* name, each once; without arguments all shipped ones.
+
+    A folder means all policy files in it and below it. A missing one has its problem noted.
     """
     found: dict[str, PolicySource] = {}
     for argument in arguments or shipped_policies():
         try:
             if os.path.isdir(argument) and argument not in shipped_policies():
-                paths = {policy_of(path) for path in policies_below(argument)}
+                paths = {policy_of(path) for path in _policies_below(argument)}
                 sources = [PolicySource(path) for path in sorted(paths)]
             else:
                 sources = [policy_named(argument)]
@@ -157,8 +146,8 @@ def policies_named(arguments: tuple[str, ...]) -> list[PolicySource]:
     return list(found.values())
 
 
-def policies_below(folder: str) -> list[Path]:
-    """All policy files in *folder* and those below it that are not hidden.
+def _policies_below(folder: str) -> list[Path]:
+    """Return all policy files in *folder* and below it, without hidden folders.
 
     Raises:
         ConfigError: there are none.
@@ -172,29 +161,10 @@ def policies_below(folder: str) -> list[Path]:
     return found
 
 
-def policy_named(argument: str) -> PolicySource:
-    """The policy that *argument* names; a file of tests stands for the policy beside it.
-
-    Raises:
-        ConfigError: nothing of that name is shipped.
-    """
-    return PolicySource(None if argument == "-" else policy_of(policy_path(argument)))
-
-
-# `smetric check`: parse and check policy files.
-
-
 @click.command()
 @click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
-@click.option("-v", "--verbose", is_flag=True, help="Say of each policy what it reads, and when it looks things up.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(list(FORMATS)),
-    default="text",
-    show_default=True,
-    help="json: one document. github: annotations of a workflow run.",
-)
+@click.option("-v", "--verbose", is_flag=True, help="List what each policy reads, and when it looks things up.")
+@format_option(FORMATS, help="json: one document. github: annotations of a workflow run.")
 @click.option(
     "--prove",
     is_flag=True,
@@ -224,12 +194,17 @@ def check(
 ) -> None:
     """Check policies and libraries; all shipped policies when none is named.
 
-    Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1,
-    or with 2 where a file cannot be read. Warnings are printed and change nothing. A counterexample is printed as a
+    Prints nothing and ends with 0 if they are fine. Otherwise prints each fault with its place and a remedy, and ends
+    with 1, or with 2 if a file cannot be read. Warnings leave the exit code at 0. A counterexample is printed as a
     test, and ends with 1, too.
     """
-    filled = None if config is None else _filled(config)
-    examined = [_examined(source, filled) for source in policies_named(policies)]
+    filled: Container[str] | None = None
+    if config is not None:
+        from smetric.config import load_settings
+        from smetric.sources.build import filled_by
+
+        filled = filled_by(load_settings(config, os.environ))
+    examined = [_examined(source, filled) for source in _policies_named(policies)]
     if prove or properties:
         examined = [_proven(each, properties) for each in examined]
     FORMATS[form](examined, verbose)
@@ -253,7 +228,7 @@ def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
 
 
 def _proven(each: Examined, properties: Collection[str]) -> Examined:
-    """The same, with a counterexample for each promise that was found not to hold."""
+    """Return *each* with a counterexample for every promise that was found broken."""
     from smetric.tools.prove import counterexample
 
     if each.policy is None:
@@ -267,17 +242,6 @@ def _proven(each: Examined, properties: Collection[str]) -> Examined:
     return replace(each, promises=searched)
 
 
-def _filled(config: Path) -> Container[str]:
-    """The look-ups that the sources of a configuration fill."""
-    from smetric.config import load_settings
-    from smetric.sources.build import filled_by
-
-    return filled_by(load_settings(config, os.environ))
-
-
-# `smetric test`: run the `test` blocks of policy files.
-
-
 @click.command()
 @click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
 @click.option("-v", "--verbose", is_flag=True, help="Name the tests that passed, too.")
@@ -286,24 +250,24 @@ def _filled(config: Path) -> Container[str]:
     "--min-coverage",
     metavar="PERCENT",
     type=Percent(),
-    help="Fail where the tests of a policy show less than this of its rules, guards and filters.",
+    help="Fail if the tests of a policy show less than this of its rules, guards and filters.",
 )
 @click.option("--junit", metavar="FILE", type=click.Path(path_type=Path), help="Write the results as JUnit XML, too.")
 def test(
     policies: tuple[str, ...], verbose: bool, only: str | None, min_coverage: float | None, junit: Path | None
 ) -> None:
-    """Run the tests of policies; of all shipped ones when none is named. Libraries are passed over: they have none.
+    """Run the tests of policies; of all shipped ones when none is named. Libraries have no tests and are skipped.
 
-    Those in NAME.test.policy beside a policy are run with its own. A failing test is printed with what was decided
-    instead, and why. What no test of a policy has shown at work is named: a rule never taken, a guard that never held
-    or never failed, a filter that left nobody out. Ends with 1 if any test failed, or none was run for -k;
-    with 2 where a file cannot be read.
+    Tests in NAME.test.policy beside a policy run with its own. A failing test is printed with the actual decision and
+    its reason. Uncovered parts of a policy are named: a rule never taken, a guard that never held or never failed, a
+    filter that left nothing out. Ends with 1 if any test failed, or none was run for -k; with 2 if a file cannot be
+    read.
     """
     if only is not None and min_coverage is not None:
         raise click.UsageError("-k runs some tests, and --min-coverage asks what all of them show")
     found: dict[str, list[TestResult]] = {}
     broken = poor = unread = 0
-    for source in policies_named(policies):
+    for source in _policies_named(policies):
         try:
             if source.is_library:
                 continue
@@ -319,11 +283,16 @@ def test(
         results = suite.run(lambda sentence: only is None or only.casefold() in sentence.casefold())
         found[source.path] = results
         for result in results:
-            _say(result, verbose)
+            place = f"{result.path}:{result.line} {result.sentence}"
+            if not result.passed:
+                account = result.failure.replace("\n", "\n  ")
+                click.echo(f"FAILED {place}\n  {account}\n")
+            elif verbose:
+                click.echo(f"passed {place}")
         if only is None:
-            poor += _is_poor(source.path, suite.coverage(results), min_coverage)
+            poor += _report_coverage(source.path, suite.coverage(results), min_coverage)
     passed = sum(result.passed for results in found.values() for result in results)
-    failed = sum(not result.passed for results in found.values() for result in results)
+    failed = sum(map(len, found.values())) - passed
     unchecked = f", {broken} {'file does' if broken == 1 else 'files do'} not check" if broken else ""
     unchecked += f", {unread} cannot be read" if unread else ""
     click.echo(f"{passed} passed, {failed} failed{unchecked}")
@@ -335,17 +304,8 @@ def test(
     raise SystemExit(2 if unread else 1 if failed or broken or poor or none else 0)
 
 
-def _say(result: TestResult, verbose: bool) -> None:
-    place = f"{result.path}:{result.line} {result.sentence}"
-    if not result.passed:
-        account = result.failure.replace("\n", "\n  ")
-        click.echo(f"FAILED {place}\n  {account}\n")
-    elif verbose:
-        click.echo(f"passed {place}")
-
-
-def _is_poor(path: str, coverage: Coverage, least: float | None) -> bool:
-    """Whether less than *least* per cent is covered; what is missing is named in any case."""
+def _report_coverage(path: str, coverage: Coverage, least: float | None) -> bool:
+    """Print what is not covered, and return whether less than *least* percent is covered."""
     poor = least is not None and coverage.percent < least
     if coverage.missing:
         demanded = f", less than the {least:g} % demanded" if poor else ""
@@ -355,19 +315,16 @@ def _is_poor(path: str, coverage: Coverage, least: float | None) -> bool:
     return poor
 
 
-# `smetric fmt`: lay policy files out canonically.
-
-
 @click.command()
 @click.argument("paths", metavar="[FILE|FOLDER|-]...", nargs=-1)
 @click.option("--check", is_flag=True, help="Write nothing; name the files that would change, and end with 1.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change, and end with 1.")
 def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
-    """Lay policy files out canonically; all below this folder when none is named. - reads standard input.
+    """Format policy files; all below this folder when none is named. - reads standard input.
 
-    Spaces and line breaks change, and nothing else: no word, no comment, no meaning. Ends with 0 when all is done, with
-    1 when --check or --diff found something or a file does not parse (it is left as it is), with 2 when one cannot be
-    read or written.
+    Only spaces and line breaks change: words, comments and meaning stay. Ends with 0 when all is done, with 1 when
+    --check or --diff found something or a file does not parse (it is left as it is), with 2 when one cannot be read or
+    written.
     """
     dry = check or diff
     found = False
@@ -395,27 +352,26 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
     raise SystemExit(1 if found else 0)
 
 
-def _policies_at(path: str) -> Iterator[Path | None]:
-    """The file, or all policy files in a folder and those below it that are not hidden; None for standard input."""
+def _policies_at(path: str) -> Iterable[Path | None]:
+    """Return the file, or all policy files of a folder; None for standard input."""
     if path == "-":
-        yield None
-    elif os.path.isdir(path):
-        yield from policies_below(path)
-    elif os.path.exists(path):
-        yield Path(path)
-    else:
-        raise ConfigError(f"policy {path}: no such file or folder; name a file, a folder or -")
+        return [None]
+    if os.path.isdir(path):
+        return _policies_below(path)
+    if os.path.exists(path):
+        return [Path(path)]
+    raise ConfigError(f"policy {path}: no such file or folder; name a file, a folder or -")
 
 
 def _difference(source: PolicySource, laid_out: str) -> str:
-    """A unified diff."""
+    """Return a unified diff."""
     before, after = list(io.StringIO(source.text)), list(io.StringIO(laid_out))
     lines = difflib.unified_diff(before, after, source.path, f"{source.path} laid out")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file as a whole, so that a router that watches it never reads half of it."""
+    """Replace a file atomically, so that a router that watches it never reads half of it."""
     target = path.resolve()
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -423,29 +379,26 @@ def _replace(path: Path, text: str) -> None:
         shutil.copymode(target, draft)
         draft.replace(target)
     except OSError as error:
-        with contextlib.suppress(OSError):  # there is none, or the whole folder is closed to us
+        with contextlib.suppress(OSError):  # there may be no draft, or no access to the folder
             draft.unlink()
         raise ConfigError(f"policy {path}: cannot be written: {error.strerror}") from error
-
-
-# `smetric bench`: what a policy's decisions cost.
 
 
 @click.command()
 @click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
 @click.option("--calls", type=click.IntRange(ROUNDS, 1_000_000), default=2000, show_default=True, help="Per figure.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@format_option(("text", "json"))
 @click.option("--python", is_flag=True, help="Print the Python that decides instead of measuring it.")
 def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> None:
-    """Measure what decisions cost: of the policies named, else of all shipped ones.
+    """Measure the time of decisions by the policies named, or by all shipped ones.
 
-    Microseconds per decision at 8, 32, 128 and 1024 instances, the Decision included: median / 99th percentile, for the
-    first request of a session, for a later one whose cache is there, and for one whose cache is gone.
+    Microseconds per decision at 8, 32, 128 and 1024 instances, with the Decision object: median / 99th percentile, for
+    the first request of a session, for a later one whose cache is there, and for one whose cache is gone.
     """
     if python and form != "text":
         raise click.UsageError("--python prints Python, so --format does not go with it")
     found = []
-    for source in policies_named(policies):
+    for source in _policies_named(policies):
         if source.is_library:
             click.echo(f"{source.path}: a library, which decides nothing", err=True)
             continue
@@ -455,13 +408,23 @@ def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> Non
         elif form == "text":
             click.echo(_table(policy, figures(policy, VOCABULARY, calls)))
         else:
-            found.append(_document(policy, figures(policy, VOCABULARY, calls)))
+            rows = [
+                {
+                    "instances": figure.instances,
+                    "request": figure.request,
+                    "rule": figure.rule,
+                    "p50_us": round(figure.cost.p50, 3),
+                    "p99_us": round(figure.cost.p99, 3),
+                }
+                for figure in figures(policy, VOCABULARY, calls)
+            ]
+            found.append({"policy": policy.name, "hash": policy.digest, "figures": rows})
     if form == "json":
         click.echo(json.dumps(found, indent=2))
 
 
 def _table(policy: Policy, measured: Iterable[Figure]) -> str:
-    """One line per request, one column per size."""
+    """Return a table with a line per request and a column per number of instances."""
     width = max(map(len, REQUESTS))
     head = f"{policy.name} {policy.digest}, µs per decision, median / 99th percentile"
     lines = [head, " " * width + "".join(f"{size:>16}" for size in SIZES)]
@@ -474,20 +437,8 @@ def _table(policy: Policy, measured: Iterable[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _document(policy: Policy, measured: Iterable[Figure]) -> dict[str, object]:
-    rows = []
-    for figure in measured:
-        row = asdict(figure)
-        cost = row.pop("cost")
-        rows.append({**row, "p50_us": round(cost["p50"], 3), "p99_us": round(cost["p99"], 3)})
-    return {"policy": policy.name, "hash": policy.digest, "figures": rows}
-
-
-# `smetric reference`: the policy language on a few pages.
-
-
 @click.command()
-@click.option("--format", "form", type=click.Choice(list(REFERENCE_FORMATS)), default="text", show_default=True)
+@format_option(REFERENCE_FORMATS)
 def reference(form: str) -> None:
     """Print the whole policy language, its built-ins and features, for people and language models.
 
@@ -497,13 +448,10 @@ def reference(form: str) -> None:
     click.echo(REFERENCE_FORMATS[form]())
 
 
-# `smetric lsp`: the language server for editors.
-
-
 @click.command()
-@click.option("--stdio", is_flag=True, expose_value=False, help="What many clients append; there is no other way.")
+@click.option("--stdio", is_flag=True, expose_value=False, help="Accepted for clients that append it; always on.")
 def lsp() -> None:
-    """Serve an editor on standard input and output: errors, hovers, completion and layout of policies.
+    """Run the language server on standard input and output: errors, hovers, completion and layout of policies.
 
     Editors start it by themselves: see docs/guide/editors.md.
     """

@@ -1,4 +1,4 @@
-"""Reports of checks and tests."""
+"""Reports of `smetric check` as text, JSON and GitHub annotations, and of `smetric test` as JUnit XML."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ import click
 
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
-from smetric.policy import Diagnostic, Parameter, Policy, Severity
+from smetric.policy import Diagnostic, Policy, Severity
 from smetric.policy.diagnostic import position, report
 from smetric.policy.testing import TestResult
 
 if TYPE_CHECKING:
     from smetric.tools.prove import Counterexample
 
-
-# What `smetric check` found, as text, as JSON, and as annotations of a GitHub workflow.
-
-NEVER = "never"
+#: Characters that XML 1.0 forbids.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One file, and what was found.
+    """Policy file with its findings.
 
     Args:
-        path: what reports call the file.
-        text: of it; empty where it cannot be read.
+        path: its name in reports.
+        text: its content; empty if it cannot be read.
         findings: errors and warnings.
-        policy: the compiled policy, where there are no errors and it is no library.
-        library: the library's name, if it is one.
-        promises: each property that was searched for, with a counterexample where there is one.
+        policy: the compiled policy, if it is one and has no errors.
+        library: name of the library, if it is one.
+        promises: each property that was searched for, with a counterexample if one was found.
     """
 
     path: str
@@ -49,27 +47,27 @@ class Examined:
 
     @property
     def errors(self) -> bool:
-        """Whether it cannot be used, or does not keep a promise."""
+        """Whether it cannot be used, or breaks a promise."""
         return bool(self.broken) or any(found.severity is Severity.ERROR for found in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """What a run over it ends with at least."""
+        """Lowest exit code of a run over it."""
         return 2 if any(found.code == "unreadable" for found in self.findings) else int(self.errors)
 
     @property
     def broken(self) -> list[Counterexample]:
-        """The promises that do not hold."""
+        """Counterexamples to its promises."""
         return [found for _, found in self.promises if found is not None]
 
 
-def as_text(examined: Sequence[Examined], verbose: bool) -> None:
-    """Findings to standard error; what policies read to standard output, if asked."""
+def _print_text(examined: Sequence[Examined], verbose: bool) -> None:
+    """Print findings to standard error, and counterexamples and, if *verbose*, reads to standard output."""
     for each in examined:
         if each.findings:
             click.echo(f"{report(each.findings, each.text, each.path)}\n", err=True)
         for found in each.broken:
-            click.echo(f"{each.path}: {_said(found)}\n\n{found.as_test()}\n")
+            click.echo(f"{each.path}: {_broken(found)}\n\n{found.as_test()}\n")
         if verbose and each.policy is not None:
             click.echo(_account(each.policy))
             held = [name for name, found in each.promises if found is None]
@@ -77,101 +75,87 @@ def as_text(examined: Sequence[Examined], verbose: bool) -> None:
                 click.echo(f"  holds       {', '.join(held)}: no counterexample was found")
 
 
-def as_json(examined: Sequence[Examined], verbose: bool) -> None:
-    """One document with a member for each file."""
+def _print_json(examined: Sequence[Examined], verbose: bool) -> None:
+    """Print one document with an entry for each file."""
     click.echo(json.dumps({"files": [_document(each) for each in examined]}, ensure_ascii=False, indent=2))
 
 
-def as_github(examined: Sequence[Examined], verbose: bool) -> None:
-    """A workflow command for each finding, which GitHub shows beside its line."""
+def _print_github(examined: Sequence[Examined], verbose: bool) -> None:
+    """Print a workflow command for each finding, which GitHub shows beside its line."""
+
+    def data(text: str) -> str:
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    def properties(**values: object) -> str:
+        return ",".join(
+            f"{name}={data(str(value)).replace(':', '%3A').replace(',', '%2C')}" for name, value in values.items()
+        )
+
     for each in examined:
         for found in each.findings:
             place = _place(each, found)
-            where = {
-                "file": place["file"],
-                "line": place["line"],
-                "endLine": place["end_line"],
-                "col": place["column"],
-                "endColumn": place["end_column"],
-                "title": found.code,
-            }
-            properties = ",".join(f"{name}={_property(str(value))}" for name, value in where.items())
-            text = _data(found.message + "\n" + found.way_out)
-            click.echo(f"::{found.severity.value} {properties}::{text}")
+            where = properties(
+                file=place["file"],
+                line=place["line"],
+                endLine=place["end_line"],
+                col=place["column"],
+                endColumn=place["end_column"],
+                title=found.code,
+            )
+            click.echo(f"::{found.severity.value} {where}::{data(found.message + chr(10) + found.way_out)}")
         for broken in each.broken:
-            title = f"file={_property(each.path)},title=counterexample"
-            click.echo(f"::error {title}::{_data(_said(broken))}%0A{_data(broken.as_test())}")
+            where = properties(file=each.path, title="counterexample")
+            click.echo(f"::error {where}::{data(_broken(broken))}%0A{data(broken.as_test())}")
 
 
-#: How findings are printed, by the name of the format.
+#: Printers of findings by the name of their format.
 FORMATS: Mapping[str, Callable[[Sequence[Examined], bool], None]] = {
-    "text": as_text,
-    "json": as_json,
-    "github": as_github,
+    "text": _print_text,
+    "json": _print_json,
+    "github": _print_github,
 }
 
 
-def _said(found: Counterexample) -> str:
+def _broken(found: Counterexample) -> str:
     return f"`{found.property}` does not hold: {found.why}"
 
 
-# ── text ─────────────────────────────────────────────────────────────────────
-
-
 def _account(policy: Policy) -> str:
-    """What a policy costs: its parameters, the features that are always at hand, and when others are looked up."""
+    """Return the parameters of a policy, the features it reads from snapshots, and when it looks others up."""
     lines = [f"{policy.path}: {policy.name}, {len(policy.tests)} tests"]
     if policy.params:
-        lines.append("  parameters  " + ", ".join(map(_param, policy.params.items())))
+        shown = [f"{name} = {param.show(param.value)} {param.unit}".rstrip() for name, param in policy.params.items()]
+        lines.append("  parameters  " + ", ".join(shown))
     if policy.libraries:
         lines.append("  uses        " + ", ".join(policy.libraries))
     at_hand = sorted(policy.reads - policy.lookups.keys())
     lines.append("  reads       " + (", ".join(at_hand) or "nothing"))
-    when = _lookups(policy)
-    lines += [f"  looks up    {name}, {said}" for name, said in when.items() if said != NEVER]
-    never = [name for name, said in when.items() if said == NEVER]
-    if never:
+    for name in VOCABULARY.features:
+        if (lookup := policy.lookups.get(name)) is not None:
+            when = "by every decision" if lookup.always else f"when reached by {', '.join(lookup.asked_by)}"
+            lines.append(f"  looks up    {name}, {when}")
+    if never := _never(policy):
         lines.append(f"  never       {', '.join(never)}")
     return "\n".join(lines)
 
 
-def _lookups(policy: Policy) -> dict[str, str]:
-    """For each look-up feature there is, when a policy asks for it."""
-    found = {}
-    for name, feature in VOCABULARY.features.items():
-        if feature.lookup:
-            lookup = policy.lookups.get(name)
-            if lookup is None:
-                found[name] = NEVER
-            else:
-                found[name] = "by every decision" if lookup.always else f"when reached by {', '.join(lookup.asked_by)}"
-    return found
-
-
-def _param(item: tuple[str, Parameter]) -> str:
-    """As it would be declared: `OVERLOAD = 2`, `FLOOR = 16 requests`, `QUEUED = false`."""
-    name, param = item
-    return f"{name} = {param.show(param.value)} {param.unit}".rstrip()
-
-
-# ── JSON ─────────────────────────────────────────────────────────────────────
+def _never(policy: Policy) -> list[str]:
+    """Return the look-up features that a policy never asks for."""
+    return [name for name, feature in VOCABULARY.features.items() if feature.lookup and name not in policy.lookups]
 
 
 def _document(each: Examined) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "file": each.path,
-        "ok": not each.errors,
-        "findings": [
-            {
-                "severity": finding.severity.value,
-                "code": finding.code,
-                "message": finding.message,
-                "help": finding.way_out,
-                **_place(each, finding),
-            }
-            for finding in each.findings
-        ],
-    }
+    findings = [
+        {
+            "severity": finding.severity.value,
+            "code": finding.code,
+            "message": finding.message,
+            "help": finding.way_out,
+            **_place(each, finding),
+        }
+        for finding in each.findings
+    ]
+    found: dict[str, Any] = {"file": each.path, "ok": not each.errors, "findings": findings}
     if each.promises:
         found["promises"] = [
             {
@@ -184,32 +168,26 @@ def _document(each: Examined) -> dict[str, Any]:
         ]
     if each.library:
         found["library"] = each.library
-    if each.policy is not None:
-        found |= _policy(each.policy)
+    if (policy := each.policy) is not None:
+        found |= {
+            "policy": policy.name,
+            "hash": policy.digest,
+            "tests": len(policy.tests),
+            "libraries": list(policy.libraries),
+            "params": {name: param.value for name, param in policy.params.items()},
+            "reads": sorted(policy.reads - policy.lookups.keys()),
+            "lookups": {
+                name: {"when": "always" if lookup.always else "when reached", "asked_by": list(lookup.asked_by)}
+                for name, lookup in policy.lookups.items()
+            },
+            "never": _never(policy),
+        }
     return found
 
 
-def _policy(policy: Policy) -> dict[str, Any]:
-    return {
-        "policy": policy.name,
-        "hash": policy.digest,
-        "tests": len(policy.tests),
-        "libraries": list(policy.libraries),
-        "params": {name: param.value for name, param in policy.params.items()},
-        "reads": sorted(policy.reads - policy.lookups.keys()),
-        "lookups": {
-            name: {"when": "always" if lookup.always else "when reached", "asked_by": list(lookup.asked_by)}
-            for name, lookup in policy.lookups.items()
-        },
-        "never": [name for name, said in _lookups(policy).items() if said == NEVER],
-    }
-
-
 def _place(each: Examined, found: Diagnostic) -> dict[str, Any]:
-    """File, line and column from 1, the end excluded, and offsets in characters."""
-    text, path = each.text, each.path
-    if found.source is not None:
-        text, path = found.source.text, found.source.path
+    """Return file, line and column from 1, the end excluded, and offsets in characters."""
+    text, path = (each.text, each.path) if found.source is None else (found.source.text, found.source.path)
     line, column = position(text, found.span.start)
     end_line, end_column = position(text, found.span.end)
     return {
@@ -223,60 +201,35 @@ def _place(each: Examined, found: Diagnostic) -> dict[str, Any]:
     }
 
 
-# ── GitHub ───────────────────────────────────────────────────────────────────
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-# Results of policy tests as JUnit XML, which continuous integration reads.
-
-#: What XML 1.0 cannot hold.
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
 def write_junit(path: Path, found: Mapping[str, Sequence[TestResult]]) -> None:
     """Write *found*, the results by policy file, to *path*.
 
     Raises:
         ConfigError: it cannot be written.
     """
+
+    def element(parent: ElementTree.Element, tag: str, **attributes: object) -> ElementTree.Element:
+        return ElementTree.SubElement(parent, tag, {name: _clean(str(value)) for name, value in attributes.items()})
+
     root = ElementTree.Element("testsuites", name="smetric test")
     for file, results in found.items():
-        suite = ElementTree.SubElement(root, "testsuite", {"name": _clean(file), **_counts(results)})
+        failures, seconds = sum(not result.passed for result in results), sum(result.seconds for result in results)
+        suite = element(
+            root, "testsuite", name=file, tests=len(results), failures=failures, errors=0, time=f"{seconds:.4f}"
+        )
         for result in results:
-            case = ElementTree.SubElement(
-                suite,
-                "testcase",
-                name=_clean(result.sentence),
-                classname=_clean(file),
-                file=_clean(result.path),
-                line=str(result.line),
-                time=f"{result.seconds:.4f}",
+            time, line = f"{result.seconds:.4f}", result.line
+            case = element(
+                suite, "testcase", name=result.sentence, classname=file, file=result.path, line=line, time=time
             )
             if not result.passed:
                 message, _, account = result.failure.partition("\n")
-                failure = ElementTree.SubElement(case, "failure", message=_clean(message))
-                failure.text = _clean(account)
+                element(case, "failure", message=message).text = _clean(account)
     ElementTree.indent(root)
     try:
         ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
     except OSError as error:
         raise ConfigError(f"--junit {path}: cannot be written: {error.strerror}") from error
-
-
-def _counts(results: Sequence[TestResult]) -> dict[str, str]:
-    return {
-        "tests": str(len(results)),
-        "failures": str(sum(not result.passed for result in results)),
-        "errors": "0",
-        "time": f"{sum(result.seconds for result in results):.4f}",
-    }
 
 
 def _clean(text: str) -> str:

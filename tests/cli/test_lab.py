@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from smetric.cli.lab import Progress, demo, emulate
+from smetric.cli.lab import demo, emulate
 from smetric.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -38,20 +38,6 @@ def test_demo_checks_policies_before_it_plays(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "nosuch" in result.output
     assert "requests" not in result.stdout
-
-
-@pytest.mark.parametrize("columns", [20, 60, 80])
-def test_demo_progress_fits_on_the_terminal(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    progress = Progress("smetric by LMCache")
-    progress.answered(90, 180)
-    progress.answered(180, 180)
-    lines = capsys.readouterr().out.split("\r")[1:]
-    assert len(lines) == 2
-    assert max(map(len, lines)) < max(columns, 48)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

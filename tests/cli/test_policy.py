@@ -9,10 +9,8 @@ import os
 import stat
 from pathlib import Path
 
-import click
 import pytest
 
-from smetric.cli.policy import Percent
 from smetric.files import shipped_policies
 from tests.cli.commands import BAD, GOOD, run
 
@@ -531,14 +529,3 @@ def test_bench_refuses_what_does_not_check() -> None:
     assert run("bench", "none.policy").exit_code == 2
     assert run("bench", "smetric", "--python", "--format", "json").exit_code == 2
     assert run("bench", "smetric", "--calls", "1").exit_code == 2
-
-
-@pytest.mark.parametrize(("text", "number"), [("0", 0.0), ("99.5", 99.5), ("100", 100.0)])
-def test_percent_accepts_0_to_100(text: str, number: float) -> None:
-    assert Percent()(text) == number
-
-
-@pytest.mark.parametrize("text", ["nan", "-nan", "inf", "-1", "100.01", "half", ""])
-def test_percent_rejects_nan_and_values_out_of_range(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        Percent()(text)

@@ -183,7 +183,7 @@ def test_replay_refuses_files_that_are_no_record(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for other in (tmp_path / "pipe", tmp_path):
         result = run(other)
-        assert (result.exit_code, f"{other}: no regular file" in result.output) == (2, True)
+        assert (result.exit_code, f"{other}: not a regular file" in result.output) == (2, True)
     path.write_text("")
     for arguments in ((), ("--policy", "bailian"), ("--fail-under", "1")):
         result = run(path, *arguments)
