@@ -27,7 +27,7 @@ def test_deeply_nested_answer_is_none(service: LookupService) -> None:
 def test_deeply_nested_file_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(DEEP + b"\n")
-    with pytest.raises(ConfigError, match=r"trace\.jsonl:1: no line of a trace"):
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:1: not a line of a trace"):
         arrivals([path])
     with pytest.raises(ConfigError, match=r"trace\.jsonl.*:1: no line of a record"):
         list(Reading([path]))

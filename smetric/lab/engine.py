@@ -1,4 +1,9 @@
-"""Model of one engine: continuous batching over a prefix cache."""
+"""Model of one engine: continuous batching with chunked prefill over a prefix cache, after vLLM's scheduler.
+
+It has no clock and no input or output, and it knows lengths and names of blocks instead of tokens. The caller calls
+`start` at the beginning of a step, waits for the returned time (by a heap of events, or by a real clock), and calls
+`finish`. Priorities, sleeping and KV transfer are not modelled.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,9 @@ from dataclasses import dataclass, field
 
 from smetric.lab.store import PrefixCache
 
-# One sequence an engine generates; tokens themselves never appear: it is its lengths and the names of its blocks.
-
 
 class SequenceState(enum.Enum):
-    """Where a sequence is."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,12 +26,12 @@ class SequenceState(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class SequenceRequest:
-    """One sequence to generate, and how far it has come.
+    """Sequence to generate, and its progress.
 
     Args:
         prompt_len: tokens of the prompt, at least 1.
         output_len: tokens to generate, at least 1.
-        keys: names of the full blocks of prompt and output together, as far as they are known; blocks beyond are
+        keys: names of the full blocks of prompt and output together, as far as they are known; further blocks are
             computed but never shared.
     """
 
@@ -39,7 +42,7 @@ class SequenceRequest:
     state: SequenceState = SequenceState.WAITING
     #: Output tokens generated so far.
     emitted: int = 0
-    #: Prompt tokens that were in the cache when it was first admitted; None while it waits.
+    #: Cached prompt tokens at its first admission; None before.
     hit_len: int | None = None
     #: Model time of events, seconds; None until they happen.
     arrived_s: float = 0.0
@@ -48,44 +51,50 @@ class SequenceRequest:
     ended_s: float | None = None
     preemptions: int = 0
 
-    # Tokens whose KV is computed, blocks held, and how many of those are committed under a key.
+    # Tokens with computed KV, held blocks, and held blocks that are committed under a key.
     _computed: int = 0
     _blocks: int = 0
     _committed: int = 0
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether it is finished or aborted."""
         return self.state in (SequenceState.FINISHED, SequenceState.ABORTED)
-
-
-# How long one engine step takes: a linear model of what is in the batch.
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one step = the sum of these, each times what it counts.
+    """Duration of one engine step in seconds: a linear model of its batch.
 
     The defaults are Qwen3-Coder-30B-A3B (bf16) on an H20, from the measured points of InferSim (Apache-2.0): 5.43 GFLOP
     of weights per token at 111 TFLOPS, 4 × 48 layers × 32 heads × 128 attention FLOP per token pair at 126 TFLOPS,
     96 KiB of KV per token read at 3.0 TB/s. `fixed_s` and `decode_s` are a straight line through its decode steps,
     where the expert weights read grow with the batch. They give 15.8k tokens/s of prefill at 4k prompts (measured:
     16.6k) and 39 ms for a batch of 100 at 5k context (measured: 38 ms).
+
+    Args:
+        fixed_s: per step.
+        prefill_s: per computed prompt token.
+        attention_s: per pair of a computed prompt token and a token of its context.
+        decode_s: per decoding sequence.
+        context_s: per token of context of a decoding sequence.
     """
 
-    #: Per step, whatever is in it.
     fixed_s: float = 8e-3
-    #: Per prompt token computed.
     prefill_s: float = 4.9e-5
-    #: Per pair of a computed prompt token and a token of its context.
     attention_s: float = 6.2e-9
-    #: Per decoding sequence.
     decode_s: float = 1.5e-4
-    #: Per token of context of a decoding sequence.
     context_s: float = 3.3e-8
 
     def __call__(self, prefill: int, pairs: float, decodes: int, context: int) -> float:
-        """Seconds for *prefill* prompt tokens with *pairs* of attention and *decodes* sequences of *context* tokens."""
+        """Return the duration, seconds.
+
+        Args:
+            prefill: prompt tokens.
+            pairs: pairs of a prompt token and a token of its context.
+            decodes: decoding sequences.
+            context: tokens of their contexts together.
+        """
         return (
             self.fixed_s
             + self.prefill_s * prefill
@@ -95,15 +104,8 @@ class StepTime:
         )
 
 
-# One engine: continuous batching with chunked prefill over a prefix cache, after vLLM's scheduler.
-#
-# It has no clock and does no input or output. Whoever drives it calls `start` at the beginning of a step, waits for as
-# long as it says (by a heap of events, or by a real clock), and calls `finish`. Not modelled are priorities, sleeping
-# and KV transfer.
-
-
 class QueueFullError(Exception):
-    """The engine takes no more waiting sequences."""
+    """The queue of waiting sequences is full."""
 
 
 class TooLongError(ValueError):
@@ -112,16 +114,16 @@ class TooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine is made of; the defaults are vLLM's for API servers on a large GPU, with about an H20's KV space.
+    """Sizes and speed of an engine; the defaults are vLLM's for API servers, with about the KV space of an H20.
 
     Args:
-        block_size: tokens in a KV block.
+        block_size: tokens of a KV block.
         blocks: KV blocks.
         max_model_len: longest prompt and output together, tokens; must fit the KV blocks.
         max_batched_tokens: tokens computed in one step.
-        max_running: sequences in the batch.
-        max_waiting: sequences that wait; more are refused.
-        step_time: the length of a step.
+        max_running: sequences of the batch.
+        max_waiting: sequences of the queue; further ones are rejected.
+        step_time: duration of a step.
     """
 
     block_size: int = 16
@@ -147,9 +149,13 @@ class EngineConfig:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step brought.
+    """Result of one step.
 
-    `tokens` counts prompt and output tokens computed; `first` got their first token in it, `finished` their last.
+    Args:
+        tokens: computed prompt and output tokens.
+        decoded: generated tokens.
+        first: sequences that got their first token.
+        finished: sequences that got their last token.
     """
 
     tokens: int
@@ -160,10 +166,10 @@ class StepResult:
 
 @dataclass(slots=True)
 class EngineTotals:
-    """Counters since the engine started, in tokens unless named otherwise.
+    """Counters since the start of the engine, in tokens unless named otherwise.
 
-    `queries` and `hits` count a prompt when it is admitted; `prompt`, and what of it was `cached`, when its first token
-    comes, which an abort may prevent.
+    `queries` and `hits` count a prompt at its admission. `prompt` and its `cached` part count at its first token, which
+    an abort may prevent.
     """
 
     queries: int = 0
@@ -176,10 +182,10 @@ class EngineTotals:
 
 
 class Engine:
-    """The batch, the queue and the cache of one engine.
+    """Batch, queue and cache of one engine.
 
-    Invariant: between two steps every held block belongs to a running sequence, and a lone sequence always fits,
-    so that preemption always leaves one that makes progress.
+    Invariant: between two steps every held block belongs to a running sequence, and a lone sequence always fits, so
+    that preemption always leaves a sequence that makes progress.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -192,18 +198,18 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to compute."""
+        """Whether a sequence runs or waits."""
         return bool(self.running or self.waiting)
 
     def hit_length(self, keys: Sequence[int]) -> int:
-        """Tokens of leading full blocks of *keys* that are in the cache now."""
+        """Return the tokens of the leading full blocks of *keys* that are cached now."""
         return self.cache.match(keys) * self.config.block_size
 
     def submit(self, sequence: SequenceRequest, now: float) -> None:
-        """Put *sequence* at the end of the queue.
+        """Append *sequence* to the queue.
 
         Raises:
-            QueueFullError: `max_waiting` sequences wait already.
+            QueueFullError: the queue holds `max_waiting` sequences already.
             TooLongError: prompt and output together exceed `max_model_len`.
             ValueError: a length is below 1.
         """
@@ -223,7 +229,7 @@ class Engine:
         self.waiting.append(sequence)
 
     def abort(self, sequence: SequenceRequest, now: float) -> None:
-        """Stop *sequence* at once and free its blocks; nothing happens if it has ended."""
+        """Stop *sequence* at once and free its blocks; no effect after its end."""
         if sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._free(sequence)
@@ -235,10 +241,10 @@ class Engine:
         sequence.ended_s = now
 
     def start(self, now: float) -> float | None:
-        """Put a batch together: its duration in seconds, or None if there is nothing to do.
+        """Start a step, and return its duration in seconds, or None without work.
 
         Raises:
-            RuntimeError: the step before it was not finished.
+            RuntimeError: the previous step is not finished.
         """
         if self._plan is not None:
             raise RuntimeError("a step is under way: finish it first")
@@ -259,7 +265,7 @@ class Engine:
                 plan.append((sequence, count))
                 budget -= count
         if preempted:
-            # Whoever was pushed out after it had been put in the batch is no part of it.
+            # A sequence may be preempted after it entered the plan.
             plan = [(sequence, count) for sequence, count in plan if sequence.state is SequenceState.RUNNING]
         else:
             self._admit(plan, budget, now)
@@ -269,7 +275,7 @@ class Engine:
         return self._duration(plan)
 
     def finish(self, now: float) -> StepResult:
-        """The step that was started has ended at *now*: hand out its tokens.
+        """Finish the step at *now*, and return its tokens.
 
         Raises:
             RuntimeError: no step was started.
@@ -322,7 +328,7 @@ class Engine:
         while self.waiting and budget and len(self.running) < config.max_running:
             sequence = self.waiting[0]
             length = sequence.prompt_len + sequence.emitted
-            # The last token is computed even if its block is cached: its output is what comes next.
+            # The last token is always computed: its output is the next token.
             keys = sequence.keys[: (length - 1) // config.block_size]
             hits = cache.match(keys)
             held = keys[:hits]
@@ -332,7 +338,7 @@ class Engine:
                 return
             cache.pin(held)
             if not cache.reserve(blocks):
-                raise AssertionError("room that was counted is not there")
+                raise AssertionError("counted blocks are not available")
             self.waiting.popleft()
             sequence.state = SequenceState.RUNNING
             sequence._computed = hits * config.block_size

@@ -1,4 +1,7 @@
-"""Prefix cache of one engine."""
+"""Prefix cache of one engine, and the names of its blocks.
+
+A block's name is the hash of its tokens and of the name before it, so that one name identifies a whole prefix.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,22 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-# Names of KV blocks: each the hash of its tokens and of the name before it, so that one name stands for a prefix.
-
-#: Bytes one token takes in the packed form: an unsigned 32-bit integer, little endian.
+#: Bytes of a packed token: an unsigned 32-bit integer, little endian.
 TOKEN_BYTES = 4
 
 
 def root_key(salt: str = "") -> int:
-    """The name the first block is chained to; a salt gives a caller prefixes of its own."""
+    """Return the parent name of the first block; each salt has prefixes of its own."""
     return xxh3_64_intdigest(salt.encode()) if salt else 0
 
 
 def block_keys(tokens: bytes, block_size: int, parent: int = 0) -> list[int]:
-    """The names of all full blocks of packed *tokens*; a last block that is not full has none.
+    """Return the names of all full blocks of packed *tokens*.
 
     Args:
         tokens: packed token ids, `TOKEN_BYTES` each.
-        block_size: tokens in a block.
-        parent: the name the first block is chained to.
+        block_size: tokens of a block.
+        parent: parent name of the first block.
     """
     width = block_size * TOKEN_BYTES
     keys = []
@@ -35,22 +36,15 @@ def block_keys(tokens: bytes, block_size: int, parent: int = 0) -> list[int]:
     return keys
 
 
-# The prefix cache of one engine: a limited pool of KV blocks, shared by prefix, forgotten least recently used.
-#
-# Blocks are named by chained hashes (`smetric.sim.blocks`), so that one key stands for a whole prefix. Who computes a
-# block and when is the engine's business (`smetric.sim.engine`); nothing here knows of requests or of time.
-
-
 class PrefixCache:
-    """A pool of `capacity` blocks; each is free, private to one sequence, or cached under a key.
+    """Pool of KV blocks with LRU eviction; each block is free, private to one sequence, or cached under a key.
 
-    A cached block is pinned while at least one sequence uses it; unpinned it can be reused by any prompt with the same
-    prefix until its room is needed. As in vLLM, a sequence gives its blocks back tail first, so that of one
-    prefix the end is forgotten before the beginning. Unlike vLLM, two sequences that compute the same block at the same
-    time end up sharing one block instead of holding a copy each.
+    A cached block is pinned while at least one sequence uses it; an unpinned one serves any prompt with the same prefix
+    until it is evicted. As in vLLM, a sequence releases its blocks from the end, so that the end of a prefix is evicted
+    before its beginning. Unlike vLLM, sequences that compute the same block at the same time share one block.
 
     Args:
-        capacity: blocks in the pool, at least 1.
+        capacity: blocks of the pool, at least 1.
     """
 
     __slots__ = ("_idle", "_pins", "_private", "capacity")
@@ -65,21 +59,21 @@ class PrefixCache:
 
     @property
     def used(self) -> int:
-        """Blocks that sequences hold: pinned and private ones."""
+        """Blocks held by sequences: pinned and private ones."""
         return len(self._pins) + self._private
 
     @property
     def cached(self) -> int:
-        """Blocks that can be hit: pinned or not."""
+        """Blocks that can be hit, pinned or not."""
         return len(self._pins) + len(self._idle)
 
     @property
     def available(self) -> int:
-        """Blocks that `reserve` can give: free ones and cached ones nobody uses."""
+        """Blocks that `reserve` can give: free ones and unpinned ones."""
         return self.capacity - self.used
 
     def match(self, keys: Sequence[int]) -> int:
-        """How many of the leading *keys* are cached; looks only, changes no order."""
+        """Return the number of leading *keys* that are cached; the eviction order stays."""
         pins, idle = self._pins, self._idle
         count = 0
         for key in keys:
@@ -89,11 +83,11 @@ class PrefixCache:
         return count
 
     def idle_among(self, keys: Sequence[int]) -> int:
-        """How many of *keys* are cached and unpinned: pinning them takes that much from `available`."""
+        """Return the number of *keys* that are cached and unpinned: pinning them reduces `available` by it."""
         return sum(key in self._idle for key in keys)
 
     def pin(self, keys: Sequence[int]) -> None:
-        """Hold cached blocks.
+        """Pin cached blocks.
 
         Raises:
             KeyError: one of *keys* is not cached.
@@ -107,7 +101,7 @@ class PrefixCache:
                 pins[key] = 1
 
     def reserve(self, count: int) -> bool:
-        """Take *count* private blocks, evicting idle ones, oldest first; False, and nothing, if there is no room."""
+        """Take *count* private blocks, evicting the oldest idle ones; return False if too few are available."""
         if count > self.available:
             return False
         free = self.capacity - self.used - len(self._idle)
@@ -117,18 +111,18 @@ class PrefixCache:
         return True
 
     def commit(self, key: int) -> None:
-        """A private block has been filled: from now on it is cached under *key* and pinned by its owner."""
+        """Turn a private block into one cached under *key* and pinned by its owner."""
         self._private -= 1
         pins = self._pins
         if key in pins:
             pins[key] += 1
             return
-        # An idle block of the same name is the same content: one of the two goes back to the pool.
+        # An idle block of the same name has the same content: one of the two becomes free.
         self._idle.pop(key, None)
         pins[key] = 1
 
     def release(self, keys: Sequence[int], private: int) -> None:
-        """Give back blocks one sequence held: its committed *keys*, in prefix order, and its *private* ones."""
+        """Release the blocks of one sequence: its committed *keys*, in prefix order, and its *private* ones."""
         self._private -= private
         pins = self._pins
         for key in reversed(keys):

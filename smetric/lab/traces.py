@@ -1,4 +1,4 @@
-"""Traces of traffic."""
+"""Traces of traffic as sequences for the engine model: Mooncake's public ones, and those of `record.trace`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from smetric.errors import UNREADABLE, ConfigError
 from smetric.lab.engine import SequenceRequest
 from smetric.records.reader import whole_lines
 
-#: Tokens of a block of a trace: Mooncake's by definition, about as many in our own.
+#: Tokens of a block of a trace: exact in Mooncake's, approximate in our own.
 BLOCK_TOKENS = 512
 
 
 class _Line(msgspec.Struct):
-    """What is read of a line; what else stands in it is passed over."""
+    """Line of a trace; further fields are ignored."""
 
     timestamp: float
     input_length: int
@@ -33,14 +33,14 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TraceArrival:
-    """A request of a trace.
+    """Request of a trace.
 
     Args:
-        at_s: seconds after the first one.
-        sequence: what an engine is to do.
-        id: of the request; empty where the trace does not say.
-        parent: the request that it follows; empty for none.
-        session: of its conversation; empty where the trace does not say.
+        at_s: seconds after the first request.
+        sequence: input of the engine.
+        id: of the request; empty if the trace does not name it.
+        parent: id of the request before it in the conversation; empty for none.
+        session: of its conversation; empty if the trace does not name it.
     """
 
     at_s: float
@@ -54,25 +54,25 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def arrivals(paths: Iterable[Path], *, unknown_output: int | None = None) -> list[TraceArrival]:
-    """The requests in *paths* that were answered to the end, in the order of their arrival.
+    """Return the requests in *paths* that were answered to the end, in the order of their arrival.
 
     Args:
-        paths: the files, in any order; those of several runs have no hash in common.
-        unknown_output: tokens that are generated where the trace does not say how many were.
+        paths: the files, in any order; files of different runs share no hashes.
+        unknown_output: generated tokens where the trace lacks the number.
 
     Raises:
-        ConfigError: a file cannot be read or is no trace, none holds a request, or how many tokens were generated is
-            not known.
+        ConfigError: a file cannot be read or is not a trace, all files together hold no answered request, or the number
+            of generated tokens is unknown.
     """
     paths = list(paths)
-    found = sorted((each for path in paths for each in _answered(path, unknown_output)), key=lambda each: each[0])
+    found = sorted((line for path in paths for line in _answered(path, unknown_output)), key=lambda line: line[0])
     if not found:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no request in it that was answered")
+        raise ConfigError(f"{', '.join(map(str, paths))}: it contains no answered request")
     first_ms = found[0][0]
     return [
         TraceArrival(
             (at_ms - first_ms) / 1000,
-            # A last block that the prompt does not fill is nobody else's.
+            # A partial last block is never shared.
             SequenceRequest(line.input_length, output, line.hash_ids[: line.input_length // BLOCK_TOKENS]),
             line.chat_id,
             line.parent_chat_id or "",
@@ -83,21 +83,21 @@ def arrivals(paths: Iterable[Path], *, unknown_output: int | None = None) -> lis
 
 
 def _answered(path: Path, unknown_output: int | None) -> Iterator[tuple[float, int, _Line]]:
-    """Arrival in milliseconds, tokens generated, and line of each request in *path* that was answered whole."""
+    """Yield arrival in milliseconds, generated tokens, and line of each answered request in *path*."""
     for number, text in enumerate(whole_lines(path), 1):
         try:
             line = _decode(text)
         except UNREADABLE as error:
             raise ConfigError(
-                f"{path}:{number}: no line of a trace ({error}); expected what `record.trace` writes"
+                f"{path}:{number}: not a line of a trace ({error}); expected the format of `record.trace`"
             ) from error
         if line.status not in (None, 200) or line.error_type:
             continue
         output = line.output_length if line.output_length is not None else unknown_output
         if output is None:
             raise ConfigError(
-                f"{path}:{number}: output_length is not known, as the client did not ask for usage "
-                "(`stream_options`); say how many tokens to take instead"
+                f"{path}:{number}: output_length is unknown, as the client did not ask for usage "
+                "(`stream_options`); give the number of tokens to assume"
             )
         if line.input_length < 1:
             raise ConfigError(f"{path}:{number}: input_length is {line.input_length}: a prompt has at least 1 token")

@@ -92,7 +92,7 @@ async def test_demo_plays_each_policy_and_reports() -> None:
     assert (process.returncode, errors) == (0, b"")
     text = printed.decode()
     assert text.count(" 3 requests in ") == 3
-    assert "smetric again, told by LMCache" in text
+    assert "smetric again, with LMCache's lookup" in text
     assert "2 of 2" in text
     assert "1. A first request" in text
 

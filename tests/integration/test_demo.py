@@ -5,7 +5,7 @@ import pytest
 from smetric.errors import ConfigError
 from smetric.lab.demo import play as stage
 from smetric.lab.demo.play import Play, Session, Turn, perform
-from smetric.lab.demo.report import examples, report, told_by
+from smetric.lab.demo.report import decisions_by_source, examples, report
 
 pytestmark = pytest.mark.slow
 
@@ -68,22 +68,22 @@ async def test_demo_by_lmcache_names_the_tier_in_decisions() -> None:
     async with stage.engines(20.0) as engines:
         play = await perform(engines, "smetric", SESSIONS, speed=20.0, progress=lambda *_: None, by_lmcache=True)
     assert [answer.status for answer in play.answers] == [200] * 9
-    told = told_by("lmcache", play)
-    assert told
-    assert told_by("prefix_index", play) == []
-    hits = [decision.snapshot.columns["hit_len"][decision.index] for decision in told]
+    found = decisions_by_source("lmcache", play)
+    assert found
+    assert decisions_by_source("prefix_index", play) == []
+    hits = [decision.snapshot.columns["hit_len"][decision.index] for decision in found]
     assert hits == sorted(hits, reverse=True)
-    assert {decision.snapshot.origin("hit_len", decision.index) for decision in told} == {"lmcache:host"}
+    assert {decision.snapshot.origin("hit_len", decision.index) for decision in found} == {"lmcache:host"}
     text = report([play], play, "smetric", {})
-    assert "smetric again, told by LMCache" in text
-    assert f"{len(told)} of 6 follow-ups rest on such an answer" in " ".join(text.split())
+    assert "smetric again, with LMCache's lookup" in text
+    assert f"{len(found)} of 6 follow-ups use such an answer" in " ".join(text.split())
     assert "hit_len from lmcache:host" in text
 
 
 async def test_demo_report_names_collector_of_environment() -> None:
     play, _ = await played("load_only")
     text = report([play], None, "smetric", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
-    assert "went to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names" in text
+    assert "sent to the collector of OTEL_EXPORTER_OTLP_ENDPOINT" in text
 
 
 async def test_demo_play_starts_with_empty_caches() -> None:

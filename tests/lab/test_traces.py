@@ -64,7 +64,7 @@ def test_traces_replayed_on_engine_hit_repeated_prefixes(tmp_path: Path) -> None
 
 def test_traces_unknown_output_length_must_be_given(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", line(0, 10, []), line(1, 10, []) | {"output_length": None})
-    with pytest.raises(ConfigError, match=r"trace\.jsonl:2: output_length is not known, .*`stream_options`"):
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:2: output_length is unknown, .*`stream_options`"):
         arrivals([path])
     assert [each.sequence.output_len for each in arrivals([path], unknown_output=300)] == [20, 300]
 
@@ -72,9 +72,9 @@ def test_traces_unknown_output_length_must_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"", "no request in it that was answered"),
-        (b'{"kind":"header","version":1}\n', r"trace\.jsonl:1: no line of a trace"),
-        (b"\xff\n", r"trace\.jsonl:1: no line of a trace"),
+        (b"", "contains no answered request"),
+        (b'{"kind":"header","version":1}\n', r"trace\.jsonl:1: not a line of a trace"),
+        (b"\xff\n", r"trace\.jsonl:1: not a line of a trace"),
         (b'{"timestamp":0,"input_length":0,"output_length":1,"hash_ids":[]}\n', "input_length is 0"),
     ],
 )

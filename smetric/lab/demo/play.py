@@ -1,4 +1,7 @@
-"""Plays of recorded sessions."""
+"""Plays of recorded agent sessions through a router over emulated engines.
+
+Texts are filler of the recorded lengths; `data/README.md` names the source of the lengths and gaps.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +36,32 @@ from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 
-# The shapes of the recorded sessions that the demo replays: how long, how much, in what rhythm; never what was said.
-#
-# Where they come from is in `data/README.md`; how a shape becomes requests is in `smetric.demo.dialect`.
-
 _FILE = Path(__file__).parent / "data" / "sessions.jsonl"
+#: Model name of the emulated engines.
+MODEL = "emulated"
+_TOOLS = ("Bash", "Read", "Edit", "Write", "Glob", "Grep", "Task", "WebFetch")
+_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+#: Window of the imbalance, seconds.
+WINDOW_S = 1.0
+#: Number of engines.
+INSTANCES = 4
+#: KV blocks of one engine. All sessions together end with some 120,000 tokens. One engine has room for more than its
+#: share but far from all of them, so that the routing of a session's next request matters.
+BLOCKS = 2560
+BLOCK_SIZE = 16
+#: The sessions begin evenly spread over this time, seconds.
+BEGIN_WITHIN_S = 6.0
+#: Time for open requests after the agents have ended, seconds.
+_DRAIN_S = 2.0
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request of a session.
+    """Request of a session.
 
     Args:
-        new: tokens the user or a tool adds.
+        new: tokens that the user or a tool adds.
         output: tokens of the reply.
-        gap_s: seconds between the reply before and this request.
+        gap_s: seconds between the previous reply and this request.
     """
 
     new: int
@@ -55,12 +70,12 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One agent's session.
+    """Session of one agent.
 
     Args:
         id: its name in the source.
-        tools: tokens of the tool definitions. Sessions with the same number have the same tools.
-        system: tokens of the system prompt; the same where both numbers are.
+        tools: tokens of the tool definitions; equal numbers mean equal tools.
+        system: tokens of the system prompt; it is equal where both numbers are.
         turns: its requests, the first one included.
     """
 
@@ -70,58 +85,52 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turns: tuple[Turn, ...]
 
 
-_DECODER = msgspec.json.Decoder(Session)
-
-
 def load_sessions() -> list[Session]:
-    """All sessions of the extract, in its order."""
-    return [_DECODER.decode(line) for line in _FILE.read_bytes().splitlines()]
-
-
-# How an agent speaks: a session as the bodies of one API, and that API's streamed replies read back.
-#
-# Texts are filler of the recorded lengths. When requests are sent, and what is measured, is in `smetric.demo.agent`.
-
-#: The name emulated engines answer to.
-MODEL = "emulated"
-_TOOLS = ("Bash", "Read", "Edit", "Write", "Glob", "Grep", "Task", "WebFetch")
+    """Return all recorded sessions in the order of the file."""
+    return [msgspec.json.decode(line, type=Session) for line in _FILE.read_bytes().splitlines()]
 
 
 @dataclass(slots=True)
 class Reply:
-    """What came back so far: the text, and the tokens as the engine counted them in `usage`."""
+    """Reply so far.
+
+    Args:
+        text: pieces of text.
+        prompt_tokens: from the engine's `usage`.
+        cached_tokens: from the engine's `usage`.
+        is_complete: the stream reached the end that its API defines.
+    """
 
     text: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    #: The API's own end of stream was seen.
     is_complete: bool = False
 
 
 class Dialect(Protocol):
-    """One API."""
+    """Form of requests and streamed replies in one API."""
 
     path: str
     headers: Mapping[str, str]
 
     def body(self, session: Session, replies: Sequence[str]) -> bytes:
-        """The request that follows *replies*, with the whole history as an agent sends it."""
+        """Return the request after *replies*, with the whole history."""
 
     def read(self, data: bytes, into: Reply) -> None:
-        """Take what stands after `data: ` in one line of a streamed reply."""
+        """Add the payload of one `data: ` line of a streamed reply to *into*."""
 
 
 class Chat:
-    """`/v1/chat/completions`."""
+    """OpenAI chat: `/v1/chat/completions`."""
 
     path = "/v1/chat/completions"
     headers: Mapping[str, str] = {"content-type": "application/json", "authorization": "Bearer demo"}
 
     def body(self, session: Session, replies: Sequence[str]) -> bytes:
-        """System prompt first, then what the user and the engine said in turn."""
+        """Return the request: system prompt, then turns and replies alternately."""
         messages = [{"role": "system", "content": _system(session)}]
-        for number, said in enumerate(_said(session, len(replies))):
-            messages.append({"role": "user", "content": said})
+        for number, text in enumerate(_turn_texts(session, len(replies))):
+            messages.append({"role": "user", "content": text})
             if number < len(replies):
                 messages.append({"role": "assistant", "content": replies[number]})
         return orjson.dumps(
@@ -140,7 +149,7 @@ class Chat:
         )
 
     def read(self, data: bytes, into: Reply) -> None:
-        """A chunk: text, or usage at the end; an error has neither."""
+        """Add a chunk: text, or usage at the end; an error has neither."""
         if data == b"[DONE]":
             into.is_complete = True
             return
@@ -153,7 +162,7 @@ class Chat:
 
 
 class Messages:
-    """`/v1/messages` as Claude Code uses it: a billing header that always changes, cache marks that move."""
+    """Anthropic Messages as Claude Code uses it: the billing header always changes, and cache marks move."""
 
     path = "/v1/messages?beta=true"
     headers: Mapping[str, str] = {
@@ -163,12 +172,12 @@ class Messages:
     }
 
     def body(self, session: Session, replies: Sequence[str]) -> bytes:
-        """The mark is on the system prompt and on the last message."""
+        """Return the request; the system prompt and the last message carry the cache mark."""
         mark = {"cache_control": {"type": "ephemeral"}}
         messages: list[dict[str, Any]] = []
-        for number, said in enumerate(_said(session, len(replies))):
+        for number, text in enumerate(_turn_texts(session, len(replies))):
             last = number == len(replies)
-            messages.append({"role": "user", "content": [{"type": "text", "text": said, **(mark if last else {})}]})
+            messages.append({"role": "user", "content": [{"type": "text", "text": text, **(mark if last else {})}]})
             if not last:
                 messages.append({"role": "assistant", "content": [{"type": "text", "text": replies[number]}]})
         checksum = xxh32_intdigest(f"{session.id} {len(replies)}".encode()) & 0xFFFFF
@@ -188,7 +197,7 @@ class Messages:
         )
 
     def read(self, data: bytes, into: Reply) -> None:
-        """An event: text, usage at the end, or the end."""
+        """Add an event: text, usage at the end, or the end."""
         event = orjson.loads(data)
         match event["type"]:
             case "content_block_delta":
@@ -203,15 +212,12 @@ class Messages:
                 into.is_complete = True
 
 
-_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-
-
 def _filler(key: str, tokens: int) -> str:
     return instance.text(xxh3_64_intdigest(key.encode()), max(0, tokens))
 
 
-def _said(session: Session, replies: int) -> list[str]:
-    """What the user or a tool said before each reply, and after the last one."""
+def _turn_texts(session: Session, replies: int) -> list[str]:
+    """Return the text of each turn up to the one after *replies* replies."""
     turns = session.turns[: replies + 1]
     return [_filler(f"{session.id} {number}", turn.new) for number, turn in enumerate(turns)]
 
@@ -221,31 +227,28 @@ def _system(session: Session) -> str:
 
 
 def _tools(session: Session) -> list[tuple[str, str]]:
-    """Names and descriptions, which together with their schemas have about the recorded length."""
+    """Return names and descriptions; with their schemas they have about the recorded length."""
     schema = prompt.count(prompt.encode(orjson.dumps(_PARAMETERS).decode())) + 20
     each = session.tools // len(_TOOLS) - schema
     return [(name, _filler(f"tool {name} {session.tools}", each)) for name in _TOOLS]
 
 
-# One agent: sends a session's requests one after the other, as agents do, and notes what it saw of each.
-
-
 @dataclass(frozen=True, slots=True)
 class AgentAnswer:
-    """One request as its client saw it; tokens are the engine's own count, times are on the monotonic clock.
+    """Answer as the client saw it; token counts are the engine's own, times are seconds of the monotonic clock.
 
     Args:
-        session: whose request it was.
-        turn: its place in the session, 0 for the first.
-        status: HTTP status; 0 when there was none.
-        is_whole: it was answered with 200 and its stream reached its end.
+        session: id of the session.
+        turn: its place in the session, starting at 0.
+        status: HTTP status; 0 without an answer.
+        is_whole: its status is 200 and its stream reached the end.
         decision: id of the routing decision.
-        instance: who answered.
-        sent_s: when it was sent.
-        first_byte_s: when the first event came; the end for an answer without one.
-        ended_s: when the answer ended.
+        instance: id of the instance that answered.
+        sent_s: time of the request.
+        first_byte_s: time of the first event; without events, the end.
+        ended_s: time of the end.
         prompt_tokens: length of the prompt.
-        cached_tokens: how much of it the engine had in its cache.
+        cached_tokens: cached part of the prompt.
     """
 
     session: str
@@ -262,7 +265,7 @@ class AgentAnswer:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds to the first event."""
+        """Seconds from the request to the first event."""
         return self.first_byte_s - self.sent_s
 
 
@@ -276,16 +279,16 @@ async def play(
     speed: float,
     answered: Callable[[AgentAnswer], None],
 ) -> None:
-    """Send the requests of *session*, each with the replies so far. A session ends at an answer that is not whole.
+    """Send the requests of *session*, each with the replies so far; stop at the first answer that is not whole.
 
     Args:
-        session: what is sent.
-        dialect: in which API.
+        session: the requests.
+        dialect: the API.
         client: opens the connections.
         router: base URL.
-        delay_s: seconds until it begins.
-        speed: the recorded gaps are divided by this.
-        answered: told of every answer.
+        delay_s: seconds before the first request.
+        speed: divides the recorded gaps.
+        answered: receives every answer.
     """
     replies: list[str] = []
     await asyncio.sleep(delay_s)
@@ -321,7 +324,7 @@ async def _ask(
                     first_byte_s = first_byte_s or time.monotonic()
                     dialect.read(line[6:].strip(), reply)
     except aiohttp.ClientError:
-        # A broken connection is an answer that is not whole; the report counts it.
+        # The report counts a broken connection as an answer that is not whole.
         reply.is_complete = False
     ended_s = time.monotonic()
     return AgentAnswer(
@@ -339,25 +342,19 @@ async def _ask(
     )
 
 
-# What the answers of one play add up to.
-
-#: Imbalance is judged in windows this long, seconds.
-WINDOW_S = 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class PlayFigures:
     """Sums over the answers of one policy.
 
     Args:
-        requests: how many were sent.
-        failed: how many were not answered wholly.
-        hit_rate: cached tokens ÷ prompt tokens, over all of them.
+        requests: sent requests.
+        failed: answers that are not whole.
+        hit_rate: cached tokens ÷ prompt tokens, over all answers.
         imbalance: see `imbalance`.
         ttft_p50_s: median time to the first event.
         ttft_p90_s: its 90th percentile.
-        followups: requests after the first of their session.
-        returned: how many of those went to the instance that had answered before.
+        followups: whole answers after the first of their session.
+        returned: followups that went to the instance of the previous answer.
     """
 
     requests: int
@@ -371,7 +368,7 @@ class PlayFigures:
 
     @classmethod
     def of(cls, answers: Sequence[AgentAnswer], instances: int) -> PlayFigures:
-        """The figures of *answers* on so many *instances*."""
+        """Return the figures of *answers* on *instances* instances."""
         whole = [answer for answer in answers if answer.is_whole]
         prompt = sum(answer.prompt_tokens for answer in whole)
         waits = sorted(answer.ttft_s for answer in whole)
@@ -389,15 +386,15 @@ class PlayFigures:
 
 
 def with_homes(answers: Sequence[AgentAnswer]) -> list[tuple[AgentAnswer, str]]:
-    """Each answer with the instance that gave its session's answer before; empty for a first turn."""
+    """Return each answer with the instance of its session's previous answer; empty for a first turn."""
     at = {(answer.session, answer.turn): answer.instance for answer in answers}
     return [(answer, at.get((answer.session, answer.turn - 1), "")) for answer in answers]
 
 
 def imbalance(answers: Sequence[AgentAnswer], instances: int) -> float:
-    """Requests in flight on the fullest instance ÷ the mean of all, in windows of `WINDOW_S`, weighted by that mean.
+    """Return requests in flight on the fullest instance ÷ their mean, weighted by that mean over windows of `WINDOW_S`.
 
-    1 is even; the number of instances is everything on one. An empty window weighs nothing.
+    1 is even; the number of instances means that one instance has all requests. An empty window has no weight.
     """
     if not answers:
         return 1.0
@@ -417,21 +414,12 @@ def imbalance(answers: Sequence[AgentAnswer], instances: int) -> float:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least *share* of *ordered* do not exceed; 0 of none."""
+    """Return the smallest value that at least *share* of *ordered* does not exceed; 0 for none."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-# What the demo runs on: four small emulated engines, LMCache's lookup over them, and a router's settings.
-
-INSTANCES = 4
-#: KV blocks of one engine. All sessions end with some 120,000 tokens together: there is room for its share and some
-#: more, far from room for all, so that it matters where a session's next request goes.
-BLOCKS = 2560
-BLOCK_SIZE = 16
-
-
 def engines(speed: float = 1.0) -> EmulatedFleet:
-    """The engines, *speed* times as fast as an H20; they listen while entered."""
+    """Return the emulated engines, *speed* times as fast as an H20; they listen inside `async with`."""
     config = EngineConfig(block_size=BLOCK_SIZE, blocks=BLOCKS, max_model_len=BLOCKS * BLOCK_SIZE)
     return EmulatedFleet(INSTANCES, EmulatedSettings(model=MODEL, engine=config, time_scale=speed), lmcache=True)
 
@@ -439,48 +427,40 @@ def engines(speed: float = 1.0) -> EmulatedFleet:
 def settings(
     urls: Sequence[str], policy: str, *, lmcache_url: str = "", port: int = 0, admin_port: int = 0
 ) -> Settings:
-    """A router over the engines at *urls*, everything else as it comes.
+    """Return the settings of a router over the engines at *urls*; all others are defaults.
 
-    With *lmcache_url* the lookup service there tells what instances hold, instead of the prefix index.
+    With *lmcache_url* that lookup service replaces the prefix index.
     """
     instances = {f"vllm-{n}": url for n, url in enumerate(urls, 1)}
-    told = Settings(
+    made = Settings(
         listen=Listen(port=port),
         admin=Admin(port=admin_port),
         instances=tuple(InstanceSettings(id=id, url=url) for id, url in instances.items()),
         policy=policy,
     )
     if not lmcache_url:
-        return told
+        return made
     ids = {id: url.removeprefix("http://") for id, url in instances.items()}
     return msgspec.structs.replace(
-        told,
+        made,
         prefix_index=PrefixIndexSettings(enabled=False),
         lmcache=LmcacheSettings(url=lmcache_url, instances=ids),
         tokenizer=TokenizerSettings(source="engine"),
-        # Engines, tokens and look-ups share this machine: where it is busy, they take longer than they ever would.
+        # Engines, tokenizing and look-ups share this machine, so that they take longer than in production.
         lookup=LookupSettings(deadline_base=1.0, deadline_cap=2.0),
     )
 
 
-# Plays the sessions through a router by one policy, on engines that hold nothing yet.
-
-#: The sessions begin evenly spread over so many seconds.
-BEGIN_WITHIN_S = 6.0
-#: What still runs when the agents are done, seconds.
-_DRAIN_S = 2.0
-
-
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What came of one policy.
+    """Result of one policy.
 
     Args:
-        policy: as it was given: a shipped name or a file.
-        answers: every answer, in the order they ended.
-        records: the routing decisions of those answers, by id, as far as the router keeps them.
-        figures: their sums.
-        took_s: how long it took.
+        policy: a shipped name or a file, as given.
+        answers: every answer, in the order of their ends.
+        records: decision records of those answers by id, as far as the router keeps them.
+        figures: sums over the answers.
+        took_s: duration in seconds.
     """
 
     policy: str
@@ -499,15 +479,15 @@ async def perform(
     progress: Callable[[int, int], None],
     by_lmcache: bool = False,
 ) -> Play:
-    """Play *sessions*, all at the same time, through a new router over *engines*, which are restarted before.
+    """Play *sessions* concurrently through a new router over *engines*, which are restarted before.
 
     Args:
         engines: they listen already.
         policy: a shipped name or a file.
-        sessions: what is played.
-        speed: gaps are divided by this, as the engines' own times should be.
-        progress: told of every answer: how many there are, and requests in all.
-        by_lmcache: LMCache's lookup tells what the engines hold, and not the router's own prefix index.
+        sessions: the sessions to play.
+        speed: divides the gaps; the engines' own times should be divided by the same.
+        progress: receives the number of answers, and of all requests, after every answer.
+        by_lmcache: use LMCache's lookup instead of the router's prefix index.
 
     Raises:
         ConfigError, PolicyError: the policy cannot be used.
@@ -536,7 +516,7 @@ async def perform(
 
 
 async def _act(sessions: Sequence[Session], router: str, speed: float, answered: Callable[[AgentAnswer], None]) -> None:
-    """All agents at once; every other one speaks the other API."""
+    """Run all agents concurrently; they alternate between the two APIs."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as client, asyncio.TaskGroup() as group:
         for number, session in enumerate(sessions):

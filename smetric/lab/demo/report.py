@@ -1,4 +1,4 @@
-"""Report of the demo."""
+"""Report of the demo: figures side by side, explained decisions, and next steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smetric.files import shipped_policies
 from smetric.lab.demo import play as stage
@@ -15,107 +14,106 @@ from smetric.policy import Decision
 from smetric.policy.explain import explain, summary
 from smetric.telemetry.tracing import ENDPOINTS
 
-if TYPE_CHECKING:
-    from smetric.policy.decision import Decision
-
-
-# The routing decisions of a play that are worth reading: a first request, one that returned, one that moved, ….
-
 
 @dataclass(frozen=True, slots=True)
 class DemoExample:
-    """A decision, and what makes it one of the three."""
+    """Decision with the title of its kind."""
 
     title: str
     decision: Decision
 
 
 def examples(play: Play) -> list[DemoExample]:
-    """At most three decisions of *play*, in this order; one that there was no case of is left out.
+    """Return up to three decisions of *play*; a kind without a case is left out.
 
-    A first request (the one that saw the fullest engines); a follow-up that returned to the instance before (the one
-    with the most in its cache); a follow-up that moved (the one that saw the fullest engines), or, if none did, the one
-    that returned to the instance with the most load of all.
+    1. A first request: the one that met the fullest engines.
+    2. A follow-up that returned to its instance: the one with the most cached tokens.
+    3. A follow-up that moved: the one that met the fullest engines. If none moved, the one that returned to the most
+       loaded instance.
     """
     decided = [
         (answer, home, decision)
         for answer, home in with_homes(play.answers)
         if answer.is_whole and (record := play.records.get(answer.decision)) and (decision := record.decision)
     ]
-    first = [one for one in decided if one[0].turn == 0]
-    returned = [one for one in decided if one[1] and one[0].instance == one[1]]
-    moved = [one for one in decided if one[1] and one[0].instance != one[1]]
+    first = [case for case in decided if case[0].turn == 0]
+    returned = [case for case in decided if case[1] and case[0].instance == case[1]]
+    moved = [case for case in decided if case[1] and case[0].instance != case[1]]
     chosen = [
         _best("A first request", first, lambda answer, decision: sum(_column(decision, "requests"))),
         _best(
             "A follow-up that returned to its instance",
-            # By the policy's first choice, where there was one: not by chance.
-            [one for one in returned if one[2].failed_guard is None] or returned,
+            # Prefer the policy's first choice: otherwise the return is by chance.
+            [case for case in returned if case[2].failed_guard is None] or returned,
             lambda answer, decision: answer.cached_tokens,
         ),
         _best(
             "A follow-up that moved to another instance",
-            # By a guard, where there was one: not because two instances held the same of it.
-            [one for one in moved if one[2].failed_guard is not None] or moved,
+            # Prefer a failed guard: otherwise both instances may have had the same hit.
+            [case for case in moved if case[2].failed_guard is not None] or moved,
             lambda answer, decision: sum(_column(decision, "requests")),
         )
         or _best(
-            "No follow-up moved; this one returned to the most loaded instance", returned, lambda _, one: _pressure(one)
+            "No follow-up moved; this one returned to the most loaded instance",
+            returned,
+            lambda _, decision: _pressure(decision),
         ),
     ]
     return [example for example in chosen if example is not None]
 
 
-def told_by(source: str, play: Play) -> list[Decision]:
-    """Decisions of *play* that rest on what *source*, or one tier of it, said of the chosen one; most tokens first."""
-    told = [
+def decisions_by_source(source: str, play: Play) -> list[Decision]:
+    """Return the decisions whose hit for the chosen instance comes from *source*; longest hits first."""
+    found = [
         (hit[0], record.decision)
         for record in play.records.values()
         if record.decision is not None and (hit := record.hit) is not None and hit[1].partition(":")[0] == source
     ]
-    return [decision for _, decision in sorted(told, key=lambda one: -one[0])]
+    return [decision for _, decision in sorted(found, key=lambda pair: -pair[0])]
 
 
 def _best(
     title: str, among: list[tuple[AgentAnswer, str, Decision]], worth: Callable[[AgentAnswer, Decision], float]
 ) -> DemoExample | None:
-    """The one of the highest worth; the earliest of equals."""
+    """Return the decision of the highest worth; of equals the first."""
     if not among:
         return None
-    _, _, decision = max(among, key=lambda one: worth(one[0], one[2]))
+    _, _, decision = max(among, key=lambda case: worth(case[0], case[2]))
     return DemoExample(title, decision)
 
 
 def _column(decision: Decision, feature: str) -> list[float]:
-    """A feature over the candidates; empty where the policy did not read it."""
+    """Return a feature of all candidates; empty if the policy did not read it."""
     return list(decision.snapshot.columns.get(feature, ()))
 
 
 def _pressure(decision: Decision) -> float:
-    """Requests of the chosen instance ÷ their mean."""
+    """Return the requests of the chosen instance ÷ their mean."""
     load = _column(decision, "requests")
     return load[decision.index] * len(load) / sum(load) if sum(load) else 0.0
 
-
-# What the demo prints when it has played: the figures side by side, some decisions, and where to go from there.
 
 _WIDTH = 110
 _HEAD = ("policy", "requests", "failed", "local hit rate", "imbalance", "TTFT P50", "TTFT P90", "follow-ups returned")
 
 
 def report(plays: Sequence[Play], by_lmcache: Play | None, program: str, environ: Mapping[str, str]) -> str:
-    """The whole text.
+    """Return the whole text.
 
     Args:
         plays: one for each policy; decisions of the first one are explained.
-        by_lmcache: some of the sessions by the first one again, told by LMCache what the engines hold, if played.
-        program: how this program is called.
-        environ: says where traces went.
+        by_lmcache: play of some sessions by the first policy with LMCache's lookup, if there was one.
+        program: command of this program.
+        environ: names the collector of traces.
     """
     parts = [_heading("The same sessions, policy by policy"), _table(plays), _legend()]
     parts += [_heading(f"Decisions of {plays[0].policy}"), *_decisions(plays[0])]
     if by_lmcache is not None:
-        parts += [_heading(f"{by_lmcache.policy} again, told by LMCache"), _table([by_lmcache]), *_lmcache(by_lmcache)]
+        parts += [
+            _heading(f"{by_lmcache.policy} again, with LMCache's lookup"),
+            _table([by_lmcache]),
+            *_lmcache(by_lmcache),
+        ]
     parts += [_heading("Where to go from here"), _next_steps(program, environ)]
     return "\n\n".join(parts)
 
@@ -151,14 +149,14 @@ def _row(play: Play) -> tuple[str, ...]:
 def _legend() -> str:
     return "\n".join(
         (
-            "local hit rate   cached ÷ prompt tokens, as the engines counted them in `usage`",
+            "local hit rate   cached ÷ prompt tokens, from the engines' `usage`",
             f"imbalance        requests in flight: fullest instance ÷ mean, in {WINDOW_S:g} s windows; 1 is even",
-            "TTFT             from sending a request to the first event, as the client saw it",
-            "returned         later requests of a session that went to the instance of the one before",
+            "TTFT             time from request to first event, measured by the client",
+            "returned         follow-ups that went to the instance of the session's previous request",
             "",
             _fill(
-                "One short run on emulated engines with one set of sessions: it shows what the policies do, not which "
-                "is better. TTFT holds the work of this whole process, which is client, router and engines in one."
+                "This is one short run on emulated engines with one set of sessions: it shows how policies differ, not "
+                "which is better. TTFT includes the work of this process, which is client, router and engines in one."
             ),
         )
     )
@@ -166,27 +164,28 @@ def _legend() -> str:
 
 def _decisions(play: Play) -> list[str]:
     return [
-        f"{number}. {example.title}:\n{_told(example.decision)}" for number, example in enumerate(examples(play), 1)
+        f"{number}. {example.title}:\n{_explained(example.decision)}"
+        for number, example in enumerate(examples(play), 1)
     ]
 
 
-def _told(decision: Decision) -> str:
-    """*decision* in a sentence, and its full account, whose lines are as long as what they tell."""
+def _explained(decision: Decision) -> str:
+    """Return a summary sentence of *decision*, and its full explanation."""
     account = [_fill(line, "   ", "         ") for line in explain(decision).splitlines()]
     return "\n".join((_fill(f"{summary(decision)}.", "   ", "   "), "", *account))
 
 
 def _lmcache(play: Play) -> list[str]:
-    told = told_by("lmcache", play)
+    found = decisions_by_source("lmcache", play)
     parts = [
         _fill(
-            "Some of the sessions. What engines hold is not the router's own guess (prefix_index) now, but what "
-            "LMCache's coordinator answers (emulated, as are the engines), asked by token ids of their /tokenize. "
-            f"{len(told)} of {play.figures.followups} follow-ups rest on such an answer."
+            "Some of the sessions. Cache hits are now answers of LMCache's coordinator (emulated, as the engines are) "
+            "to token ids of the engines' /tokenize, and not predictions of the router (prefix_index). "
+            f"{len(found)} of {play.figures.followups} follow-ups use such an answer."
         )
     ]
-    if told:
-        parts.append(f"The one with the most of its prompt in a cache:\n{_told(told[0])}")
+    if found:
+        parts.append(f"The one with the longest hit:\n{_explained(found[0])}")
     return parts
 
 
@@ -196,7 +195,7 @@ def _next_steps(program: str, environ: Mapping[str, str]) -> str:
         (
             f"Traces          {_traces(program, environ)}",
             f"Try it by hand  {program} demo --serve",
-            "                keeps the engines and a router up; `curl` lines are printed, and its admin port",
+            "                keeps engines and a router running and prints `curl` commands; the admin port",
             "                lists every decision: curl http://127.0.0.1:9464/admin/decisions",
             f"Real vLLM       {program} serve --policy smetric --instance http://HOST:8000 --instance http://OTHER:8000",
             "                then send OpenAI or Anthropic requests to http://127.0.0.1:8080",
@@ -210,11 +209,11 @@ def _traces(program: str, environ: Mapping[str, str]) -> str:
     endpoint = next((name for name in ENDPOINTS if environ.get(name, "").strip()), None)
     if endpoint is None:
         return f"off; with a collector: {ENDPOINTS[-1]}=http://localhost:4318 {program} demo"
-    return f"went to the collector that {endpoint} names, service smetric"
+    return f"sent to the collector of {endpoint}, service smetric"
 
 
 def serving(data: str, admin: str, policy: str, program: str) -> str:
-    """What `--serve` prints: ready-to-paste lines for a router at *data* with its admin port at *admin*."""
+    """Return the output of `--serve`: commands for a router at *data* with its admin port at *admin*."""
     post = f"curl -si {data}/v1/chat/completions -H 'content-type: application/json'"
     long = f"""LONG=$(printf 'all work and no play %.0s' $(seq 200))
 {post} -d '{{"model":"emulated","max_tokens":8,"messages":[{{"role":"user","content":"'"$LONG"'"}}]}}'"""
@@ -230,7 +229,7 @@ def serving(data: str, admin: str, policy: str, program: str) -> str:
         (
             f"router on {data} with policy {policy}, before {stage.INSTANCES} emulated engines; admin port on {admin}",
             "",
-            "# a first request; the x-smetric headers say who answers, and by which rule",
+            "# a first request; the x-smetric headers name the instance and the rule",
             long,
             "",
             "# its follow-up, which returns to the instance that has it in its cache",
@@ -239,14 +238,14 @@ def serving(data: str, admin: str, policy: str, program: str) -> str:
             "# the Anthropic API, as a stream",
             stream,
             "",
-            "# the same as it happens, in a browser",
+            "# the decisions live, in a browser",
             f"{admin}/admin/ui",
             "",
-            "# the decisions so far, newest first, and why one was made: its id is in x-smetric-decision-id",
+            "# the decisions so far, newest first, and the explanation of one: its id is in x-smetric-decision-id",
             f"curl -s '{admin}/admin/decisions?limit=3'",
             f"{program} explain --admin {admin} --decision ID",
             "",
-            "Ctrl-C ends it.",
+            "Ctrl-C stops it.",
         )
     )
 
