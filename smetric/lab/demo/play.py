@@ -294,31 +294,23 @@ async def play(
     await asyncio.sleep(delay_s)
     for number, turn in enumerate(session.turns):
         await asyncio.sleep(turn.gap_s / speed)
-        reply = Reply()
-        answer = await _ask(session, number, dialect.body(session, replies), dialect, client, router, reply)
+        answer, text = await _ask(session, number, dialect, dialect.body(session, replies), client, router)
         answered(answer)
         if not answer.is_whole:
             return
-        replies.append("".join(reply.text))
+        replies.append(text)
 
 
 async def _ask(
-    session: Session,
-    turn: int,
-    body: bytes,
-    dialect: Dialect,
-    client: aiohttp.ClientSession,
-    router: str,
-    reply: Reply,
-) -> AgentAnswer:
-    status, decision, instance = 0, "", ""
-    sent_s = time.monotonic()
-    first_byte_s: float | None = None
+    session: Session, turn: int, dialect: Dialect, body: bytes, client: aiohttp.ClientSession, router: str
+) -> tuple[AgentAnswer, str]:
+    """Send one request; return the answer and its text."""
+    reply, status = Reply(), 0
+    headers: Mapping[str, str] = {}
+    sent_s, first_byte_s = time.monotonic(), None
     try:
         async with client.post(router + dialect.path, data=body, headers=dialect.headers) as response:
-            status = response.status
-            decision = response.headers.get("x-smetric-decision-id", "")
-            instance = response.headers.get("x-smetric-instance", "")
+            status, headers = response.status, response.headers
             async for line in response.content:
                 if status == 200 and line.startswith(b"data: "):
                     first_byte_s = first_byte_s or time.monotonic()
@@ -327,19 +319,20 @@ async def _ask(
         # The report counts a broken connection as an answer that is not whole.
         reply.is_complete = False
     ended_s = time.monotonic()
-    return AgentAnswer(
+    answer = AgentAnswer(
         session=session.id,
         turn=turn,
         status=status,
         is_whole=status == 200 and reply.is_complete,
-        decision=decision,
-        instance=instance,
+        decision=headers.get("x-smetric-decision-id", ""),
+        instance=headers.get("x-smetric-instance", ""),
         sent_s=sent_s,
         first_byte_s=first_byte_s or ended_s,
         ended_s=ended_s,
         prompt_tokens=reply.prompt_tokens,
         cached_tokens=reply.cached_tokens,
     )
+    return answer, "".join(reply.text)
 
 
 @dataclass(frozen=True, slots=True)

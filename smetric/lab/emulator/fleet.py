@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, cast
 
@@ -11,7 +11,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
 
-from smetric.errors import ConfigError
+from smetric.http.listener import listen
 from smetric.lab.emulator.instance import EmulatedInstance, EmulatedSettings
 from smetric.lab.emulator.lmcache import EmulatedLmcache
 from smetric.lab.emulator.server import EmulatedServer
@@ -61,15 +61,10 @@ class EmulatedFleet:
         Raises:
             ConfigError: a port is taken, or the address belongs to another machine.
         """
-        listeners: list[socket.socket] = []
-        try:
-            for offset in range(len(self.instances) + self._lmcache):
-                listener = self._listen(self._port + offset if self._port else 0)
-                listeners.append(listener)
-        except ConfigError:
-            for listener in listeners:
-                listener.close()
-            raise
+        ports = [self._port + offset if self._port else 0 for offset in range(len(self.instances) + self._lmcache)]
+        with ExitStack() as opened:  # closes the first sockets if a further port is taken
+            listeners = [opened.enter_context(listen(self._host, port)) for port in ports]
+            opened.pop_all()
         shown = f"[{self._host}]" if ":" in self._host else self._host
         addresses = [f"{shown}:{listener.getsockname()[1]}" for listener in listeners]
         count = len(self.instances)
@@ -100,21 +95,6 @@ class EmulatedFleet:
         """Restart every instance: empty caches, new counters, new start times."""
         for instance in self.instances:
             instance.reset()
-
-    def _listen(self, port: int) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, port))
-            # From here on connections queue: a client can connect before the server runs.
-            listener.listen(1024)
-        except OSError as error:
-            listener.close()
-            raise ConfigError(
-                f"cannot listen on {self._host}:{port}: {error.strerror or error}; choose another address or port"
-            ) from error
-        return listener
 
 
 def _config(descriptor: int) -> Config:

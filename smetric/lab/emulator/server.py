@@ -101,18 +101,14 @@ class EmulatedExchange:
         common = [(b"server", b"uvicorn"), (b"vary", b"Origin"), (b"x-request-id", self.request_id.encode("latin-1"))]
         await self.send({"type": "http.response.start", "status": status, "headers": [*common, *headers]})
 
-    async def chunk(self, body: bytes) -> None:
-        """Send a part of the body."""
-        await self.send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def end(self, body: bytes = b"") -> None:
-        """Send the last part of the body."""
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+    async def chunk(self, body: bytes, *, more: bool = True) -> None:
+        """Send a part of the body; without *more* it is the last one."""
+        await self.send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Send a whole answer."""
         await self.start(status, [(b"content-length", b"%d" % len(body)), *headers])
-        await self.end(body)
+        await self.chunk(body, more=False)
 
 
 class EmulatedServer:
@@ -123,10 +119,10 @@ class EmulatedServer:
         self._routes: dict[str, dict[str, Callable[[EmulatedExchange], Awaitable[None]]]] = {
             "/health": {"GET": self._empty},
             "/ping": {"GET": self._empty, "POST": self._empty},
-            "/version": {"GET": self._version},
+            "/version": {"GET": self._json(lambda: {"version": "0.32.0"})},
             "/metrics": {"GET": self._metrics},
-            "/load": {"GET": self._load},
-            "/v1/models": {"GET": self._models},
+            "/load": {"GET": self._json(lambda: {"server_load": instance.open_requests})},
+            "/v1/models": {"GET": self._json(lambda: models(instance))},
             "/v1/messages/count_tokens": {"POST": self._query(count_tokens)},
             "/tokenize": {"POST": self._query(tokenize)},
             "/detokenize": {"POST": self._query(detokenize)},
@@ -204,7 +200,7 @@ class EmulatedServer:
                         await exchange.chunk(event)
         for event in answer.closing():
             await exchange.chunk(event)
-        await exchange.end()
+        await exchange.chunk(b"", more=False)
 
     async def _abort_on_disconnect(self, exchange: EmulatedExchange, generation: EmulatedGeneration) -> None:
         while (await exchange.receive())["type"] != "http.disconnect":
@@ -229,18 +225,15 @@ class EmulatedServer:
     async def _empty(self, exchange: EmulatedExchange) -> None:
         await exchange.reply(200, b"")
 
-    async def _version(self, exchange: EmulatedExchange) -> None:
-        await exchange.reply(200, b'{"version":"0.32.0"}', JSON)
-
     async def _metrics(self, exchange: EmulatedExchange) -> None:
         page = self._instance.metrics.page()
         await exchange.reply(200, page, (b"content-type", metrics.CONTENT_TYPE.encode()))
 
-    async def _load(self, exchange: EmulatedExchange) -> None:
-        await exchange.reply(200, b'{"server_load":%d}' % self._instance.open_requests, JSON)
+    def _json(self, value: Callable[[], dict[str, Any]]) -> Callable[[EmulatedExchange], Awaitable[None]]:
+        async def handle(exchange: EmulatedExchange) -> None:
+            await exchange.reply(200, orjson.dumps(value()), JSON)
 
-    async def _models(self, exchange: EmulatedExchange) -> None:
-        await exchange.reply(200, orjson.dumps(models(self._instance)), JSON)
+        return handle
 
     def _query(
         self, query: Callable[[Fields, EngineLimits], dict[str, Any]]
