@@ -24,7 +24,7 @@ from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
 SESSIONS = 16
-#: What is asked here is where a session's cache is known to be; load would only blur it.
+#: These tests ask where the cache of a session is; load would blur it.
 PARAMS = {"FLOOR": 1000.0}
 
 
@@ -99,7 +99,7 @@ class Sidecar:
 
 
 async def sidecar(fleet: EmulatedFleet, admin: socket, peers: Sequence[str]) -> Sidecar:
-    """A router of its own, its admin port on the socket *admin*."""
+    """Router with its admin port on the socket *admin*."""
     application = Application(
         Settings(
             instances=instances(fleet),

@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         row = re.match(r"test_([a-i]\d+)_", item.name)
-        if row is not None and row[1].upper() in ROWS:  # else test_matrix.py says so
+        if row is not None and row[1].upper() in ROWS:  # else test_matrix.py fails
             item.add_marker(ROWS[row[1].upper()]["priority"].lower())
 
 

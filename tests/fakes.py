@@ -188,7 +188,7 @@ async def hang(call: Call) -> None:
 
 
 class FakeEngine:
-    """An engine whose answers to `POST` (and to anything but `/metrics`, `/health` and the model list) follow a script.
+    """Engine whose answers follow a script, except for `/metrics`, `/health` and the model list.
 
     A call whose connection the router closes is cancelled, and the time noted in `aborted_at`.
     """
@@ -223,7 +223,7 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Refuse connections and drop those that are open."""
+        """Refuse new connections and drop open ones."""
         assert self._server is not None
         self._server.close()
         for _ in range(3):
@@ -240,7 +240,7 @@ class FakeEngine:
         await self.stop()
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody is using, as engines do after a while."""
+        """Close idle connections, as engines do after a while."""
         for task in self._idle:
             task.cancel()
 
@@ -309,13 +309,13 @@ class FakeEngine:
 
 @dataclass
 class Response:
-    """What a client read."""
+    """Response as a client read it."""
 
     status: int
     #: Names as on the wire.
     headers: Headers
     body: bytes
-    #: The framing said that this is all of it.
+    #: The body is complete by its framing.
     complete: bool
 
     def values(self, name: str) -> list[str]:
@@ -416,7 +416,7 @@ class RawClient:
 async def fetch(
     url: str, method: str, target: str, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()
 ) -> Response:
-    """One request on a connection of its own."""
+    """Send one request on a new connection."""
     async with await RawClient.connect(url) as client:
         await client.send(request(method, target, body, headers))
         return await client.response(method)

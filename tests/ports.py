@@ -5,7 +5,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody has just now."""
+    """Return currently free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

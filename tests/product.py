@@ -1,4 +1,4 @@
-"""For folders whose tests run the whole product: on the loop it runs on."""
+"""Event loop of the product, for folders whose tests run it."""
 
 from __future__ import annotations
 

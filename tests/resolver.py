@@ -1,4 +1,4 @@
-"""A look-up of names that leads where a test wants."""
+"""Fake resolver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Resolver:
-    """What every name leads to: the addresses *found*, which may be changed; nothing where there are none.
+    """Addresses *found* of every name, which may be changed; empty for an unknown name.
 
     It answers while its gate is set.
     """

@@ -1,4 +1,4 @@
-"""What the settings of the whole application come to; its parts have tests of their own."""
+"""Application built from settings; its parts have their own tests."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The manual documents every public name, its tables match the code, and its links lead somewhere."""
+"""Manual: completeness, generated tables and links."""
 
 import re
 import subprocess
@@ -29,7 +29,7 @@ def page(name: str) -> str:
 
 
 def code_in(text: str) -> str:
-    """What stands in backticks and in code blocks, one piece a line."""
+    """Return the code spans and code blocks, one per line."""
     blocks = re.findall(r"^```.*?^```", text, re.M | re.S)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
     return "\n".join([*inline, *blocks])
@@ -101,7 +101,7 @@ def test_generated_tables_match_the_code() -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}run `python docs/generate.py`"
 
 
-# ── links ────────────────────────────────────────────────────────────────────
+# Links
 
 ROOT = DOCS.parent
 PAGES = sorted(path.resolve() for path in DOCS.rglob("*.md"))
@@ -214,7 +214,7 @@ def test_glossary_is_sorted_and_defines_each_term_once() -> None:
     assert terms == sorted(set(terms), key=str.lower)
 
 
-# ── gateways ─────────────────────────────────────────────────────────────────
+# Gateways
 
 #: Per gateway: the pattern of its idle timeout towards the router, and of its response timeout.
 TIMES = {

@@ -1,4 +1,4 @@
-"""The feature table is complete, and agrees with its readers."""
+"""Feature table: completeness and agreement with its readers."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_state_differs_for_a_copy_and_for_other_permissions(tmp_path: Path) -> N
     assert len({before, copied, state_of(path)}) == 3
 
 
-# What is watched is tried with the files themselves, in test_policy_file.py and proxy/test_tls.py.
+# Tests of policy files and certificates cover watches of real files.
 
 
 class Looked:

@@ -1,4 +1,4 @@
-"""Imports point one way: a room imports only rooms below it, and no module imports itself through others."""
+"""Directions of imports between and within rooms."""
 
 import ast
 import subprocess
@@ -27,7 +27,7 @@ FLOORS = (
 )
 #: The doctor and the demo build a whole router.
 EXCEPTIONS = {("doctor", "app"), ("lab", "app")}
-#: What `policy` and `http` import beside themselves, so that they can be read, and used, alone.
+#: The only packages that `policy` and `http` import, so that each can be used alone.
 ALONE = {"policy": {"policy"}, "http": {"http", "errors", "files", "names", "log_limit"}}
 #: Arrows that still point up. Each one is to go; none may come.
 DEBTS: set[tuple[str, str]] = set()
@@ -123,7 +123,7 @@ def test_policy_uses_the_standard_library_and_lark_alone() -> None:
 
 
 def test_serving_loads_neither_laboratory_nor_tools() -> None:
-    """Nobody who serves pays for the emulator, the demo or an editor's server."""
+    """`smetric serve` loads neither emulator, demo nor language server."""
     code = "import sys, smetric.cli.serve; print(*[name for name in sys.modules if name.startswith('smetric.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert {room_of(name) for name in done.stdout.split()} & {"lab", "tools", "doctor"} == set()

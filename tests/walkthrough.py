@@ -1,4 +1,4 @@
-"""Walks through a page of the manual: writes down its policies, settings and snapshots, and runs its commands.
+"""Walkthrough of a manual page: write its files and run its commands.
 
 A block that begins as a policy, a library or a file of tests is written to the file of its name; a YAML block to
 smetric.yaml, a JSON block to snapshot.json. In a console block, what follows `$ smetric …` is what it prints.
@@ -34,7 +34,7 @@ class Command:
     expected: str
 
     def run(self) -> str:
-        """What it prints, in the present folder."""
+        """Return its output in the current folder."""
         result = CliRunner().invoke(main, shlex.split(self.line)[1:])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

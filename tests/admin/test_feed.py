@@ -91,7 +91,7 @@ REJECTED = [samples.record(names.REJECTED) for _ in range(40)]
 
 
 async def messages_of(viewer: Viewer) -> list[tuple[str, Any]]:
-    """What waits for the viewer, who then leaves."""
+    """Return the messages queued for *viewer*, and end it."""
     viewer.leave("test")
     found = []
     async for message in viewer.messages():
@@ -178,7 +178,7 @@ async def test_viewer_waits_for_the_next_message() -> None:
 
 
 class Desk:
-    """A feed on a clock that is told what it is."""
+    """Feed with a manual clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -278,7 +278,7 @@ async def test_feed_polls_and_ends_its_viewers() -> None:
 async def test_feed_ends_shortly_after_its_first_viewer(rounds: int) -> None:
     desk = Desk()
     await desk.feed.start()
-    await asyncio.sleep(0.01)  # nobody watches
+    await asyncio.sleep(0.01)  # without a viewer
     reading = desk.feed.join(DecisionFilter(), history=False).messages()
     for _ in range(rounds):
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from tests.telemetry import samples
 
 
 class Board:
-    """Figures of *count* instances, on a clock that is told what it is."""
+    """Figures of *count* instances with a manual clock."""
 
     def __init__(self, count: int = 2) -> None:
         self.instances = samples.fleet(count)

@@ -1,4 +1,4 @@
-"""Live page: decisions in full, what-if, and the routes."""
+"""Live page: decision details, what-if and routes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_decision_without_a_policy_has_a_sentence_only() -> None:
     assert told["sentence"].startswith("pinned: ")
 
 
-# What another policy would have chosen is held against what was chosen, or done instead.
+# What-if: the choice of another policy.
 
 REJECT = 'policy strict\nreject {} "no" when req.turn == 0\nroute rr_argmin(requests)\n'
 HOLD = "policy patient\nhold for 5s when req.turn == 0\nroute rr_argmin(requests)\n"

@@ -27,13 +27,13 @@ from smetric.sources.shared.peers import Peers, encode_batch
 from tests.fakes import DONE, Call, FakeEngine, chunk, delta, fetch, head, until
 from tests.faults.harness import Running, running
 
-# Draining an instance of a running router: over HTTP, by the commands, and over a restart.
+# Drains
 
 pytestmark = pytest.mark.slow
 
 
 async def command(router: Running, *arguments: str) -> Result:
-    """A command, as it is typed, in a thread of its own."""
+    """Run a command line in a thread."""
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--admin", router.admin_url])
 
 
@@ -114,7 +114,7 @@ async def test_command_distinguishes_missing_and_wrong_token(monkeypatch: pytest
         assert (await command(router, "undrain", "e0")).exit_code == 0
 
 
-# The admin port's routes for placements: what they answer, and their bounds.
+# Placements
 
 TOKEN = "t" * 16
 AUTHORIZED = [("Authorization", f"Bearer {TOKEN}")]

@@ -60,7 +60,7 @@ async def acting(router: Running) -> str:
     return (await router.chat()).value("x-smetric-rule")
 
 
-# ── generations ──────────────────────────────────────────────────────────────
+# Generations
 
 
 async def test_rollback_restores_the_last_policy_until_the_file_changes(path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_generations_keep_ten_texts(path: Path) -> None:
         assert all(f"rule_{one['number']}" in one["text"] for one in shown["generations"])
         status, _ = await post(router, "/admin/policies/p/rollback", {"generation": 5})
         assert (status, await acting(router)) == (200, "rule_5")
-        # Twice in a row goes back further, or says that it cannot.
+        # A second rollback goes back further or is refused.
         status, answer = await post(router, "/admin/policies/p/rollback")
         assert (status, answer["error"]) == (409, "there is no generation before 5 to go back to")
 
@@ -157,7 +157,7 @@ async def test_policies_are_listed_with_their_use(path: Path) -> None:
         assert (status, answer["error"]) == (404, "several policies are called p; name one of other, default")
 
 
-# ── trying ───────────────────────────────────────────────────────────────────
+# Trials
 
 
 async def test_trial_evaluates_the_last_decisions_and_swaps_nothing(path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Random faults, from a seed, in engines, in what is read beside requests, in the policy file and in the router's life.
+"""Random faults from a seed: in engines, collectors, look-ups, the policy file and the router's process.
 
-One engine at a time is ill, so that every request can be served: whatever is lost is lost by the router.
+One engine at a time fails, so every request can be served; a lost request is the router's fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOODS = {
     "close": set(),
     "reset": set(),
     "broken": set(),
-    # A full queue ejects nobody, so the retry budget may be spent on it: then its own answer is passed on.
+    # A full queue ejects no instance. It may exhaust the retry budget; then its own answer is passed on.
     "busy": {"503"},
     "garbage": {"502"},
     "mute": {"504"},

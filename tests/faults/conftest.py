@@ -1,4 +1,4 @@
-"""These tests run the whole product; those that take minutes run on demand.
+"""Tests of the whole product. Those that take minutes run on demand:
 
 pytest -m soak -o faulthandler_timeout=0 tests/faults
 """

@@ -1,6 +1,6 @@
 """Requests written by hand that servers are known to read differently, by RFC 9112 and by what went wrong elsewhere.
 
-Behind each stands a `sentinel`, so that whoever takes the end of a request to be elsewhere is found out. Upgrades are
+A `sentinel` follows each of them and reveals a server that finds another end of the request. Upgrades are
 not among them: uvicorn drops what follows one that it ignores.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from tests.faults.generated import body_of, sentinel
 
 TARGET = "/v1/chat/completions"
-#: A chunked body whose length is 13, so that `Content-Length: 13` may be right too.
+#: Chunked body of 13 bytes, so that `Content-Length: 13` may be right too.
 CHUNKED = b"3\r\n{ }\r\n0\r\n\r\n"
 
 #: Framing fields before the body `CHUNKED`.

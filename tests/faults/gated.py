@@ -1,4 +1,4 @@
-"""An engine that answers when a test says so, and what the router shows of those who wait."""
+"""Engine that answers on command, and the router's figures of waiting requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON = (b"content-type", b"application/json")
 
 
 class Gated:
-    """An engine that answers when it is told to."""
+    """Engine that answers on command."""
 
     def __init__(self) -> None:
         self.engine = FakeEngine()
@@ -30,12 +30,12 @@ class Gated:
         await call.answer(200, CHAT_ANSWER, JSON)
 
     def let_through(self) -> None:
-        """Answer the one that has waited longest, or the next that comes to wait."""
+        """Answer the longest waiting request, or the next one."""
         self._gate.release()
 
     @property
     def users(self) -> list[str]:
-        """Who the requests that came are from, in order."""
+        """Users of the received requests, in order."""
         return [orjson.loads(call.body).get("user", "") for call in self.engine.calls]
 
 

@@ -1,4 +1,4 @@
-"""A router in this process on free ports, with the proof that it is well again after whatever was done to it."""
+"""Router in this process on free ports, checked for leaks and service when a test ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smetric.sources.source import TokenIds
 from smetric.telemetry import logs
 from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, request, until
 
-#: A test's `record_property`: tells a figure of figures.toml by its name, or a part of it: `F8`, `F8 by hand`.
+#: A test's `record_property`: reports a figure of figures.toml, or a part of it, by name: `F8`, `F8 by hand`.
 Tell = Callable[[str, object], None]
 
 #: Stands in prompts, and must never be seen anywhere but in them and in the engines.
@@ -31,20 +31,20 @@ LEAK_PROBE_S = 5.0
 
 
 def chat(*, stream: bool = False, model: str = "tiny", **fields: Any) -> bytes:
-    """A chat request whose prompt holds the canary."""
+    """Return a chat request with the canary in its prompt."""
     body = {"model": model, "messages": [{"role": "user", "content": f"say {CANARY}"}], "stream": stream, **fields}
     return orjson.dumps(body)
 
 
 class Count:
-    """What must not grow: tasks by what they run, and open file descriptors."""
+    """Counts that must not grow: tasks by coroutine, and open file descriptors."""
 
     def __init__(self) -> None:
         self.tasks = Counter(getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
         self.fds = len(os.listdir("/proc/self/fd"))
 
     def exceeded(self) -> str:
-        """What is there now that was not when this was counted; empty for nothing."""
+        """Return what was added since this count; empty for nothing."""
         now = Count()
         if now.tasks.total() <= self.tasks.total() and now.fds <= self.fds:
             return ""

@@ -1,4 +1,4 @@
-"""Clients of all kinds: most are served, some leave, some send what is wrong, some meet an engine that fails."""
+"""Mixed clients: most are served; others disconnect, send invalid requests or meet failing engines."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from smetric.cli import main
 
 
 def tell(_number: int, _frame: FrameType | None) -> None:
-    """Collect what is garbage, give back what is free, and say what is left."""
+    """Collect garbage, return free memory, and report what is left."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -1,4 +1,4 @@
-"""A router as a process of its own: started, told to end, and asked what it logged."""
+"""Router as a separate process: start, stop and logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Process:
 
 
 def events(log: Path, event: str) -> list[dict[str, Any]]:
-    """The whole lines of *log* that tell of *event*."""
+    """Return the complete lines of *log* with *event*."""
     named = f'"event":"{event}"'.encode()
     whole = log.read_bytes().rpartition(b"\n")[0].splitlines()
     lines = [orjson.loads(line) for line in whole if line.startswith(b"{") and named in line]

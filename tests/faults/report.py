@@ -1,4 +1,4 @@
-"""Runs the tests of the fault matrix and writes what they said into the manual.
+"""Run the tests of the fault matrix and write their results into the manual.
 
     python -m tests.faults.report [--soak] [ROW ...]
 
@@ -27,7 +27,7 @@ NAMED = re.compile(r"test_(?:([a-i]\d+)|corpus)_")
 
 
 def files() -> list[str]:
-    """The files with tests of rows."""
+    """Return the files with tests of rows."""
     return [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -36,7 +36,7 @@ def files() -> list[str]:
 
 
 def said(report: Path) -> dict[str, Any]:
-    """Of each row how many tests passed and failed, and the figures that tests told."""
+    """Return the numbers of passed and failed tests of each row, and the reported figures."""
     rows: dict[str, dict[str, int]] = {}
     figures: dict[str, list[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -58,7 +58,7 @@ def said(report: Path) -> dict[str, Any]:
 
 
 def _ended(case: ElementTree.Element) -> str:
-    """How a test did: a test that was left out has shown nothing."""
+    """Return the result of a test: passed, failed or skipped."""
     if case.find("skipped") is not None:
         return "skipped"
     return "passed" if case.find("failure") is None and case.find("error") is None else "failed"
@@ -78,7 +78,7 @@ def _with_kin(rows: list[str]) -> list[str]:
 
 
 def main() -> int:
-    """Run, write, and say how many failed; the exit code is pytest's."""
+    """Run the tests and write the results; the exit code is pytest's."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--soak", action="store_true", help="run the tests that take minutes")
     parser.add_argument("rows", metavar="ROW", nargs="*", type=_row, help="run and renew only these, such as A1 H6")

@@ -1,4 +1,4 @@
-"""Streams of odd shapes, as an engine sends them and a client reads them."""
+"""Streams of unusual shapes, as sent and as read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The longest that the event loop did one thing while others waited, in CPU time: a busy machine is no stall."""
+"""Longest stall of the event loop in CPU time, which a busy machine does not increase."""
 
 from __future__ import annotations
 

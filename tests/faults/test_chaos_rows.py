@@ -1,4 +1,4 @@
-"""Row I5: whatever goes wrong and in whatever order, no request is lost that could be served."""
+"""Row I5: random faults in random order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows H: what clients may put into headers, names and bodies."""
+"""Rows H: hostile headers, names and bodies."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def ask_for(router: Running, names: Sequence[str]) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "count"), [(200, 10_000), (404, 1_000)], ids=["passed on", "refused"])
 async def test_h7_model_names_of_clients_make_no_series(status: int, count: int) -> None:
-    """Passed on, as no engine says which models it has; or refused, as all say it."""
+    """Known models or not: the request is refused or passed on."""
     engine = FakeEngine()
     if status == 200:
         engine.models = no_models
@@ -207,7 +207,7 @@ async def test_h8_body_in_tiny_chunks_does_not_stall(record_property: Tell) -> N
     async with running(FakeEngine()) as router:
 
         def ask() -> bytes:
-            """From a thread of its own: there is always more to read."""
+            """Send from a thread, so that there is always more to read."""
             parts = urlsplit(router.url)
             with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
                 connection.sendall(sent)

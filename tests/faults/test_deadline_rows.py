@@ -1,4 +1,4 @@
-"""Row B4: heads and bodies that do not come, or come drop by drop, are given up at their deadlines, on both ports."""
+"""Row B4: deadlines of heads and bodies, on both ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows B: a client that leaves takes its request in the engine with it."""
+"""Rows B: disconnects and slow readers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def delays(engine: FakeEngine, left_at: list[float]) -> list[float]:
 
 
 def check_delays(delays: list[float]) -> str:
-    """Half of them are short, however busy the machine is; told is the hundredth."""
+    """The median is short on a busy machine too; the figure is the 99th percentile."""
     assert median(delays) <= ABORTED_S
     return f"p99 {1000 * quantiles(delays, n=100)[98]:.1f} ms"
 

@@ -1,4 +1,4 @@
-"""Rows G: told to end, the router lets its streams end first."""
+"""Rows G: drain, upgrade and restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.faults.process import Process, process
 from tests.telemetry.otlp_receiver import receiving
 
 STREAMS = 200
-#: Seconds in which a router must serve again. Two of them on a machine of its own, more beside other tests.
+#: Seconds in which a router must serve again: two on an idle machine, more beside other tests.
 STARTED_S = 10.0
 
 
@@ -111,7 +111,7 @@ async def test_g2_stream_beyond_the_drain_deadline_is_cut_off_and_aborted() -> N
 
 @asynccontextmanager
 async def engine_of(script: Script) -> AsyncIterator[FakeEngine]:
-    """An engine that runs, and is stopped whatever happens."""
+    """Run an engine and stop it at the end."""
     engine = FakeEngine(script)
     await engine.start()
     try:

@@ -1,4 +1,4 @@
-"""Row A12: whatever clients send, what reaches an engine is what the engine's own server would have read itself."""
+"""Row A12: generated requests, read by the router as by the engine's own server."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Engine:
     """An engine as vLLM is one: an ASGI app under uvicorn and httptools, which notes what it is asked."""
 
     url: str = ""
-    #: Bodies of the requests whose end its app has seen, and its server, in order.
+    #: Bodies of the requests that its app and its server read to the end, in order.
     bodies: list[bytes] = field(default_factory=list)
     read: list[bytes] = field(default_factory=list)
 
     def protocol(self) -> type[HttpToolsProtocol]:
-        """Its server, which notes each request that it has read to its end, whatever becomes of it."""
+        """Server that records each request read to its end."""
         read = self.read
 
         class Noting(HttpToolsProtocol):

@@ -1,4 +1,4 @@
-"""Rows D: instances that come, go, lie about their health, or are slow; the router's candidates follow."""
+"""Rows D: restarting, flapping, slow and failing instances."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_d15_tenfold_slower_instance_loses_and_regains_its_share() -> None
 
 
 async def test_d15_slow_instance_is_ejected_under_any_policy(tmp_path: Path, record_property: Tell) -> None:
-    """Probes are fine, and the policy sends everybody the same: what is seen of its latency alone cuts its share."""
+    """Probes pass and the policy spreads evenly: latency alone cuts the share."""
     policy = tmp_path / "turns.policy"
     policy.write_text("policy turns\n\nroute rr_argmin(0)\n")
     async with running(*(FakeEngine(slow(0.03)) for _ in range(4)), health=EAGER, policy=str(policy)) as router:
@@ -163,7 +163,7 @@ async def test_d15_slow_instance_gets_less_than_a_twentieth(tmp_path: Path) -> N
         crowd = Crowd(router, 8, stream=True)
         grey.script = slow(0.4)
         await until(lambda: router.instance_of(grey).state is State.EJECTED, within_s=15.0)
-        await asyncio.sleep(0.5)  # those it had must end
+        await asyncio.sleep(0.5)  # its running requests must end
         since = len(crowd.answers)
         await until(partial(crowd.has_answers, since + 150))
         assert crowd.share(since) < 0.05

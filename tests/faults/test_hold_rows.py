@@ -1,4 +1,4 @@
-"""What a policy's `hold` promises: nothing is sent meanwhile, nobody waits in vain, and everybody in order."""
+"""Rules that hold requests, through the whole router."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes import Call, FakeEngine, Response, hang, until
 from tests.faults.gated import Gated, asked, busy, figures
 from tests.faults.harness import Running, running
 
-#: A policy that holds what finds every instance at work, for as long as a test likes.
+#: Policy that holds requests while every instance is busy.
 HOLDING = """policy holding
 
 let full = requests >= 1

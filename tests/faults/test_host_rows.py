@@ -1,4 +1,4 @@
-"""Rows of A, B and D with `smetric.create_app` on other ASGI servers: uvicorn and Hypercorn."""
+"""Rows of A, B and D with `smetric.create_app` on uvicorn and Hypercorn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows D: what an engine may make of its answers."""
+"""Rows D: broken and unusual answers of engines."""
 
 from __future__ import annotations
 

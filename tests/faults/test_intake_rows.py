@@ -1,4 +1,4 @@
-"""Rows A: what a client may send, and what must never come of it."""
+"""Rows A: invalid and ambiguous requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def only_answer(router: Running, raw: bytes) -> Response:
 
 
 def answered(router: Running, status: int, route: str = "other") -> float:
-    """How many requests it has counted that were answered *status*."""
+    """Return the number of requests counted with *status*."""
     labels = {"route": route, "code": str(status)}
     return router.application.metrics.registry.get_sample_value("smetric_requests_total", labels) or 0.0
 
@@ -55,7 +55,7 @@ async def test_a1_content_length_with_transfer_encoding_is_refused() -> None:
 
 
 HOST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
-#: What is refused before an endpoint sees it, and the status.
+#: Requests refused before an endpoint sees them, with their statuses.
 UNSEEN = {
     "no request": (b"hello\r\n\r\n", 405),
     "two lengths": (HOST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),

@@ -1,4 +1,4 @@
-"""Rows E: a lookup service may be down, hang, be slow or lie, and delays no request beyond its deadline."""
+"""Rows E: failing, hanging and wrong lookup services."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
 from tests.faults.harness import CANARY, Running, running
 
 JSON = (b"content-type", b"application/json")
-#: What all look-ups of these short prompts get.
+#: Deadline of all look-ups of these short prompts.
 DEADLINE_S = 0.1
-#: What a busy machine may add.
+#: Delay that a busy machine may add.
 SLACK_S = 0.4
 FAILURES = 3
 FOLLOW_UPS = 8

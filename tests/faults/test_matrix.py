@@ -1,4 +1,4 @@
-"""Every fault that a release must survive has a test, a line in the manual, and a result that is none of failure."""
+"""Fault matrix: its tests, its page and its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows D: one instance, or all, that cannot be reached, never answers, or ends connections before it answers."""
+"""Rows D: unreachable, silent and dying instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows I and B: more than the instances or the router itself can take, and what rules hold back."""
+"""Rows I and B: overload of instances and of the router."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CAPACITY, SERVICE_S = 4, 0.1
 PATH = "/v1/chat/completions"
 
 
-# ── I2: more than the instances can take ─────────────────────────────────────
+# I2: overload of the instances
 
 
 class Shop:
-    """An engine that serves so many at a time; more at once would be the router's fault."""
+    """Engine of bounded concurrency; more at once would be the router's fault."""
 
     def __init__(self) -> None:
         self.inside = self.most_inside = 0
@@ -49,7 +49,7 @@ class Shop:
             self.inside -= 1
 
     def in_use(self, since: float, until: float) -> float:
-        """The share of its places that served somebody between the two times."""
+        """Return the share of slots in use between the two times."""
         served = sum(max(0.0, min(ended, until) - max(began, since)) for began, ended in self.services)
         return served / (CAPACITY * (until - since))
 
@@ -62,7 +62,7 @@ async def timed(router: Running) -> tuple[Response, float]:
 
 
 async def offered(router: Running, per_second: float, seconds: float) -> list[tuple[Response, float]]:
-    """The answers to requests that come at that pace, whether or not those before were answered."""
+    """Return the answers to requests sent at a fixed rate (open loop)."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     tasks: list[asyncio.Task[tuple[Response, float]]] = []
@@ -83,7 +83,7 @@ async def test_i2_overload_keeps_throughput_and_refuses_the_rest(times: int, rec
         seconds = 1.5
         began = loop.time()
         told = await offered(router, times * CAPACITY / SERVICE_S, seconds)
-        # Nobody can be served before the first have come.
+        # The first requests need time to arrive.
         in_use = shop.in_use(began + SERVICE_S, began + seconds)
         statuses = Counter(answer.status for answer, _ in told)
         assert statuses.keys() == {200, 429}
@@ -170,7 +170,7 @@ async def test_i2_disconnect_frees_a_place_in_the_queue() -> None:
         gated.engine.recover()
 
 
-# ── I3: the router itself ────────────────────────────────────────────────────
+# I3: overload of the router
 
 
 async def test_i3_memory_limit_refuses_new_work_and_ends_streams() -> None:
@@ -281,7 +281,7 @@ async def test_i3_body_is_freed_when_its_answer_begins() -> None:
         await until(lambda: admission.under_way == 0)
 
 
-# ── B6: connections and files ────────────────────────────────────────────────
+# B6: connections and files
 
 
 async def test_b6_connections_are_bounded_by_a_setting_and_counted() -> None:

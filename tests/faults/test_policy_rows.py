@@ -1,4 +1,4 @@
-"""Rows F: a policy file that is bad, half-written, gone, a bomb, or replaced a thousand times under load."""
+"""Rows F: bad, missing and reloaded policy files."""
 
 from __future__ import annotations
 

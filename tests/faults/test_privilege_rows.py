@@ -1,4 +1,4 @@
-"""Row H11: the router needs no privileges, no home, and no file system that it may write to."""
+"""Row H11: service without privileges on a read-only file system."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNPRIVILEGED = (
     'exec env -u HOME setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all "$@"',
     "unprivileged",
 )
-#: What must be so there, else a test would try nothing.
+#: Conditions without which a test would prove nothing.
 CONFINED = f"""
 import os, tempfile
 import smetric.app

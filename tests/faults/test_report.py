@@ -22,7 +22,7 @@ CASES = """<testsuites><testsuite>
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What was kept of a run before: its path."""
+    """Path with the results of an earlier run."""
     kept = tmp_path / "reliability.json"
     rows = {"A1": {"passed": 3, "failed": 0}, "B1": {"passed": 1, "failed": 0}}
     kept.write_text(json.dumps({"normal": {"rows": rows, "figures": {}}}))
@@ -31,7 +31,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, code: int, *arguments: str) -> tuple[int, list[str]]:
-    """What `report` ends with, and how it called pytest, which ends with *code*."""
+    """Return the exit code of `report` and its call of pytest, which ends with *code*."""
     called: list[str] = []
 
     def instead(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:

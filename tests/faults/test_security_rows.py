@@ -1,4 +1,4 @@
-"""Rows H: who may do what, where requests may go, and what is told to whom."""
+"""Rows H: addresses, admin port, credentials, tenants and secrets."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ async def test_h6_prompt_is_in_no_log_metric_or_error(record_property: Tell) -> 
     async with running(FakeEngine(), forward=limits, models={"alias": "tiny"}) as router:
         engine = router.engines[0]
         answers: list[Response] = []
-        answers.append(await router.chat(messages=[{"role": CANARY}]))  # 400, or as the engine says
+        answers.append(await router.chat(messages=[{"role": CANARY}]))  # 400, or the engine's own status
         answers.append(await router.ask("POST", "/v1/chat/completions", b'{"model":"tiny","x":"%b' % CANARY.encode()))
         answers.append(await router.chat(n=CANARY))
         answers.append(await router.chat(cache_salt=[CANARY]))

@@ -1,4 +1,4 @@
-"""Rows E: what is read beside requests may fail in any way and delays or misleads no request."""
+"""Rows E: failing metrics pages and collectors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_e1_bad_metrics_page_delays_no_request(metrics: Script, result: st
         await until(lambda: any(line["result"] == result for line in router.lines("smetric.scrape.changed")))
         answers = await asyncio.gather(*(router.chat() for _ in range(8)))
         assert [answer.status for answer in answers] == [200] * 8
-        # Two equal instances: the one that cannot be seen is neither shunned nor preferred.
+        # Two equal instances: the one without measurements is neither avoided nor preferred.
         assert {answer.value("x-smetric-instance") for answer in answers} == {"e0", "e1"}
         assert finite(router)
         bad.metrics = page(METRICS)
@@ -154,7 +154,7 @@ async def test_e2_hostile_page_does_not_stall(body: bytes, record_property: Tell
 
 
 async def test_e2_scraping_200_instances_each_second_does_not_stall() -> None:
-    """Each at an address of its own that leads to one engine, whose page is as long as a real one."""
+    """Addresses that all lead to one engine with a page of real length."""
     _, answer = capture("b_metrics_idle")
     engine = FakeEngine()
     engine.metrics = lambda call: call.send(answer)
@@ -175,7 +175,7 @@ async def test_e4_stale_measurements_fall_back_to_own_counts() -> None:
         scrape = ScrapeSettings(interval=0.05, timeout=0.2, unknown_after=1.0)
         engines = [FakeEngine(), FakeEngine()]
         async with running(*engines, policy="smetric", scrape=scrape, environ=environ) as router:
-            # e0 looks crowded by its last page: once that is old, nobody believes it
+            # e0 looks crowded by its last page, which is ignored once it is old
             engines[0].metrics = values(b"50")
             e0 = router.instance_of(engines[0])
             await until(lambda: e0.requests() == 50)
@@ -226,7 +226,7 @@ def exporting(url: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def black_hole(*, listens: bool) -> Iterator[Receiver]:
-    """A collector whose connections are refused, or made and never answered: it receives nothing."""
+    """Collector that refuses connections or never answers."""
     with socket.socket() as hole:
         hole.bind(("127.0.0.1", 0))
         if listens:
@@ -271,7 +271,7 @@ with receiving() as collector:
 
 @asynccontextmanager
 async def collector_of_its_own() -> AsyncIterator[str]:
-    """A collector that takes everything, in a process of its own: in this one requests would wait for it."""
+    """Collector in a separate process; in this one requests would wait for it."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", COLLECTOR), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -287,7 +287,7 @@ async def collector_of_its_own() -> AsyncIterator[str]:
 
 @pytest.mark.slow
 async def test_e5_hanging_collector_delays_no_request(record_property: Tell) -> None:
-    """Beside a router whose collector takes everything, both asked in turn; told is the ratio."""
+    """Compare with a router whose collector accepts everything; the figure is the ratio."""
     seconds: dict[str, list[float]] = {"well": [], "hangs": []}
     async with AsyncExitStack() as stack:
         routers: dict[str, Running] = {}

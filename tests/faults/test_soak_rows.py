@@ -1,4 +1,4 @@
-"""Rows I: after very many requests of all kinds, and beside very many streams, nothing is left or has grown."""
+"""Rows I: leaks and memory over many requests and streams."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tests.faults.shapes import SHAPES, events_of, streaming
 
 MIB = 1024 * 1024
 ENGINES = 4
-#: Seconds until everything must be as it was: connections that nobody uses live for five.
+#: Seconds until everything must be as before: idle connections live for five.
 LEAK_PROBE_S = 15.0
 #: Stands before the time in an event.
 SENT_AT = "sent at "
-#: What fills up is small, so that it is full before anything is measured.
+#: Bounded tables are small, so that they are full before the measurement.
 SMALL = {"SMETRIC_PREFIX_INDEX__MAX_BYTES": "1MiB", "SMETRIC_HEALTH__MAX_EJECTED_PERCENT": "0"}
 
 
 async def probe(router: Process) -> dict[str, Any]:
-    """What the router holds now."""
+    """Resources held by the router."""
     with await asyncio.to_thread(router.log.open, "rb") as log:
         log.seek(0, os.SEEK_END)
         router.process.send_signal(signal.SIGUSR1)
@@ -53,19 +53,19 @@ async def probe(router: Process) -> dict[str, Any]:
 
 
 def held(probed: dict[str, Any]) -> tuple[int, dict[str, int]]:
-    """What must be back exactly: file descriptors, connections among them, and tasks."""
+    """Return what must be equal again: file descriptors, connections and tasks."""
     return probed["fds"], probed["tasks"]
 
 
 async def loads(router: Process) -> list[tuple[int, int]]:
-    """What the ledger counts on each instance."""
+    """Return the ledger's counts of each instance."""
     page = orjson.loads((await fetch(router.admin, "GET", "/admin/instances")).body)
     return [(one["own"], one["unprefilled"]) for one in page["instances"]]
 
 
 @dataclass
 class Paced:
-    """An engine whose streams go on until told to end: an event for each of them once a second, evenly spread.
+    """Engine whose streams continue until stopped: one event a second for each, evenly spread.
 
     Each event says when it was sent.
     """
@@ -164,7 +164,7 @@ async def mixed(tmp_path: Path, warm_up: int, count: int) -> tuple[Mix, dict[str
                     engine.calls.clear()
 
         async def settled(wanted: dict[str, Any] | None = None) -> dict[str, Any]:
-            """What it holds once that is what is *wanted*, or without that once it does not change any more."""
+            """Return the resources once they equal *wanted*, or without it once they are stable."""
             deadline = time.monotonic() + LEAK_PROBE_S
             last: dict[str, Any] | None = None
             while True:

@@ -1,4 +1,4 @@
-"""Row B7: clients that come by TLS where there is none, without it where there is, and that leave it in the middle."""
+"""Row B7: TLS on a plain port, no TLS on a TLS port, and broken TLS connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(501)
 
 
 def ssl_hello() -> bytes:
-    """What a TLS client of today says first."""
+    """Return the ClientHello of a current TLS client."""
     said, heard = ssl.MemoryBIO(), ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         ssl.create_default_context().wrap_bio(heard, said, server_hostname="router").do_handshake()
@@ -72,7 +72,7 @@ class Secure:
 
 @asynccontextmanager
 async def secure(folder: Path) -> AsyncIterator[Secure]:
-    """A router with a certificate for localhost; whatever is done to it, it serves afterwards and raises nothing."""
+    """Run a router with a certificate for localhost; it must serve afterwards and raise nothing."""
     authority = trustme.CA()
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)

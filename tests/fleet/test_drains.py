@@ -1,4 +1,4 @@
-"""Drains are kept over a restart, wherever that is possible."""
+"""Drains kept over a restart and shared between processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_drains_are_shared_by_two_processes(tmp_path: Path) -> None:
     drains.drain(old["a"])
     successors.refresh()
     assert draining(new) == ["a"]
-    # Not told of each other's yet.
+    # Before they read each other's changes.
     successors.drain(new["c"])
     drains.drain(old["b"])
     with capture_logs() as lines:
@@ -104,7 +104,7 @@ def test_drains_ignore_a_broken_or_missing_file_while_followed(tmp_path: Path) -
 async def test_drains_follow_another_process_over_any_earlier_file(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "COMPARE_EVERY_S", 0.2)  # it is written before anybody watches
+    monkeypatch.setattr(files, "COMPARE_EVERY_S", 0.2)  # it may be written before the watch begins
     if before:
         (tmp_path / NAME).write_text(before)
     fleet = fleet_of("a")

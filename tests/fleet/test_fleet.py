@@ -26,7 +26,7 @@ from smetric.request.request import Api, InferenceRequest
 from smetric.telemetry.decision_text import rows
 from tests.clock import Clock
 
-# Candidates are kept while nothing changes, and nobody can tell but by the time it takes.
+# Cache of candidates
 
 READS = ("requests", "running", "waiting", "kv_usage", "id")
 SCRAPES = st.none() | st.builds(
@@ -111,7 +111,7 @@ def test_candidates_may_be_empty() -> None:
     assert (Candidates([]).ids, Candidates([]).others) == ([], [])
 
 
-# Who may serve a request, and what a policy sees of them.
+# Candidates and snapshots
 
 
 def small_fleet(*instances: Instance, clock: Clock | None = None) -> Fleet:
@@ -235,7 +235,7 @@ def test_snapshot_counts_own_requests_without_scrapes() -> None:
     a, b = fleet.instances
     for _ in range(9):
         a.charge(1, 10)
-    # Nobody is known: own counts.
+    # Without any scrape the own counts hold.
     assert fleet.snapshot(Candidates([a, b]), ["requests"]).columns["requests"] == [9, 0]
     # The mean of the known never hides what we sent.
     b.scrape = Scrape(measured_at=1000.0, running=2, waiting=0, kv_usage=None, own=0)
@@ -257,7 +257,7 @@ def test_snapshot_lacks_lookups_not_fetched() -> None:
     assert "hit_len" not in fleet.snapshot(Candidates(fleet.instances), ["hit_len", "requests"]).columns
 
 
-# The share of first turns of an instance that has come back grows evenly, by the phantom load that policies see.
+# Slow start: phantom load lets the share of a returning instance grow evenly.
 
 COUNT = 4
 FAIR = 1 / COUNT
@@ -335,7 +335,7 @@ def test_slow_start_grows_the_share_of_first_turns_evenly(policy_name: str) -> N
 
 
 def test_slow_start_off_floods_a_returning_instance() -> None:
-    """What the phantom load is against: the empty one is the least loaded until it is as loaded as the others."""
+    """Without phantom load the returning instance gets all requests until it is as loaded as the others."""
     clock = Clock(0.0)
     fleet = cold_fleet(clock, slow_start_s=0)
     policy = load(policy_path("load_only").read_text(), VOCABULARY)
@@ -392,7 +392,7 @@ def test_slow_start_of_all_instances_adds_nothing() -> None:
     assert fleet.snapshot(Candidates(fleet.instances), ["requests"]).columns == {"requests": [3, 5]}
 
 
-# The fleet that a configuration asks for.
+# Fleet of settings
 
 ONE = InstanceSettings(url="http://127.0.0.1:1", id="b", models=("m",), role="decode", pool="p", zone="z")
 OTHER = InstanceSettings(url="http://127.0.0.1:2", id="a")

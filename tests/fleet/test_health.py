@@ -11,11 +11,11 @@ from smetric.fleet.health import FEWEST, FRESH_S, KEPT, NOTICED_S, AttemptLog, H
 from smetric.fleet.instance import Instance, State
 from tests.clock import Clock
 
-# Whose streams wait far longer than those of their peers, and whose only seem to.
+# Latency
 
 
 class LatencyWard:
-    """Instances whose streams wait as they are told to."""
+    """Instances with given waits of their streams."""
 
     def __init__(self, *instances: Instance, **tolerance: float) -> None:
         self.now = 1000.0
@@ -166,11 +166,11 @@ def test_latency_of_a_past_process_is_forgotten() -> None:
     assert ward.reasons == []
 
 
-# Who is left out, why, for how long, and who is not.
+# Probes, failures and states
 
 
 class Ward:
-    """Some instances, their health, and what was told of it."""
+    """Instances, their health, and the reported ejections."""
 
     def __init__(self, count: int = 4, tolerance: Tolerance | None = None) -> None:
         self.clock = Clock()
@@ -417,7 +417,7 @@ def test_slow_start_may_be_off() -> None:
     assert ward.health.slow_start_remaining(ward.instances) is None
 
 
-# ── what a request says ──────────────────────────────────────────────────────
+# Attempts of requests
 
 
 def ask(ward: Ward, *attempts: tuple[int, str, int | None]) -> None:
@@ -468,7 +468,7 @@ def test_failure_counts_when_another_instance_begins_to_answer() -> None:
         trial.ended(ward.instances[0].charge(1, 0), names.STATUS_5XX, 500)
         trial.answers(200)
     assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
-    for trial in trials:  # what becomes of the streams then is no second fault of anybody's
+    for trial in trials:  # a stream that breaks afterwards is no second fault
         trial.ended(ward.instances[1].charge(1, 0), names.CLOSED, 200)
         trial.close()
     assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
@@ -548,7 +548,7 @@ def test_aborted_answer_is_not_a_success() -> None:
     assert ward.states()[0] is State.STOPPING
 
 
-# ── whatever happens ─────────────────────────────────────────────────────────
+# Random events
 
 EVENTS = st.tuples(
     st.integers(0, 3),

@@ -1,4 +1,4 @@
-"""The ledger: what is charged is released exactly once, whatever happens in between."""
+"""Instance: ledger, scraped load and prefill cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_lease_belongs_to_the_object_not_the_name() -> None:
 def test_requests_are_scraped_plus_sent_minus_ended() -> None:
     instance = Instance("a", "http://a")
     before = [instance.charge(1, 10) for _ in range(3)]
-    # The engine runs our three and four of somebody else's.
+    # The engine runs our three and four of other clients.
     instance.scrape = scrape(running=5, waiting=2, own=3)
     assert instance.requests() == 7
     instance.charge(1, 10)
@@ -136,7 +136,7 @@ def test_prefill_cost_excludes_blocks_of_another_tier() -> None:
 
 @dataclass
 class Passed:
-    """What of an answer has passed."""
+    """Progress of an answer."""
 
     events: int = 0
 

@@ -1,4 +1,4 @@
-"""Counts agree whatever happens to requests: the ledger, tokens by tier, both records."""
+"""Agreement of ledger, token counts and records under faults."""
 
 from __future__ import annotations
 

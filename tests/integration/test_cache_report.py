@@ -1,4 +1,4 @@
-"""What an answer says about caches, through the whole router: on `/admin/cache`, as metrics, without any text."""
+"""Cache report of the whole router: `/admin/cache` and metrics, without any text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = (
 
 
 def reporting(cached: Callable[[], int]) -> FakeEngine:
-    """An engine that says how many of 1,000 prompt tokens it had cached."""
+    """Engine that reports how many of 1,000 prompt tokens were cached."""
 
     async def answer(call: Call) -> None:
         usage = {"prompt_tokens": 1000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached()}}
@@ -94,7 +94,7 @@ async def test_cache_report_shows_tokens_found_by_each_instance() -> None:
 
 
 async def test_prefix_index_clears_a_cache_that_answers_report_as_empty() -> None:
-    """It is told of whole answers: three without a hit where one was believed, and the cache counts as cleared."""
+    """Three complete answers without an expected hit clear the cache."""
     cached = 900
     async with running(reporting(lambda: cached), policy="smetric") as router:
         await follow_up(router, 0, LONG)

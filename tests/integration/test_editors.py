@@ -33,7 +33,7 @@ SCOPES = {
 }
 
 
-# ── the TextMate grammar ─────────────────────────────────────────────────────
+# TextMate grammar
 
 
 def rules(patterns: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -145,7 +145,7 @@ def test_extension_for_vs_code_names_existing_files() -> None:
     assert json.loads((folder / language["configuration"]).read_text())["comments"] == {"lineComment": "#"}
 
 
-# ── the hooks for pre-commit ─────────────────────────────────────────────────
+# Hooks for pre-commit
 
 HOOKS: list[dict[str, str]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
 

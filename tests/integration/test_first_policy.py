@@ -1,4 +1,4 @@
-"""Page "Your first policy": every block is run, in order, and prints the output on the page."""
+"""Page "Your first policy": its commands and their output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "start" / "first-policy.md"
 
 @pytest.fixture
 def walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a reader who has followed the page."""
+    """Folder in which the page was followed."""
     monkeypatch.chdir(tmp_path)
     for step in steps(PAGE.read_text(), tmp_path):
         if isinstance(step, Command):

@@ -1,4 +1,4 @@
-"""Forecasts of the time to first token, against emulated engines whose prefill takes the time of a linear model."""
+"""Forecasts of the time to first token against emulated engines of linear prefill time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BAND = (0.7, 1.8)
 
 
 async def play(url: str, session: int, additions: Sequence[int]) -> None:
-    """A session whose turns add so many words each, answered as streams."""
+    """Play a streaming session whose turns add a given number of words."""
     messages: list[dict[str, Any]] = []
     async with aiohttp.ClientSession() as client:
         for turn, words in enumerate((FIRST, *additions)):
@@ -83,7 +83,7 @@ async def test_forecasts_are_within_the_stated_factor(traffic: str) -> None:
         for one in made
         if one.ttfc_s is not None and one.forecast is not None and one.forecast.ttft_s is not None
     ]
-    # The first eight samples of each instance say nothing yet.
+    # The first eight samples of each instance give no forecast yet.
     assert len(shares) >= SESSIONS * (len(additions) - 9)
     assert 1 / FACTOR <= median(shares) <= FACTOR
     stuck = next(row for row in rows if row["rule"] == "stick")

@@ -371,7 +371,7 @@ REFUSED: dict[str, tuple[Script, dict[str, object], int]] = {
 
 @pytest.mark.parametrize("why", REFUSED)
 async def test_failed_request_is_freed_at_once(why: str) -> None:
-    """The bound on bodies does not count one that waits for the garbage collector."""
+    """The bound on bodies excludes one that waits for the garbage collector."""
     script, fields, status = REFUSED[why]
     async with running(FakeEngine(), policy="smetric", forward=Forward(first_byte_timeout=0.1)) as router:
         router.engines[0].script = script

@@ -60,7 +60,7 @@ class Recorder:
             if not message.get("more_body", False):
                 break
         if path == "/unread":
-            await asyncio.sleep(0.05)  # as whoever looks something up before it refuses
+            await asyncio.sleep(0.05)  # as an app that looks something up before it refuses
         elif path == "/waits":
             assert (await receive())["type"] == "http.disconnect"
             self.left.append(path)
@@ -78,7 +78,7 @@ class Recorder:
 
 @dataclass
 class Side:
-    """One of the two servers, with an app of its own."""
+    """Run one of the two servers with its own app."""
 
     url: str
     app: Recorder
@@ -87,7 +87,7 @@ class Side:
     connections: Callable[[], int]
 
     async def said(self, data: bytes) -> bytes:
-        """What comes in answer to *data* until the connection ends, or nothing more comes."""
+        """Return the answer to *data* up to the end of the connection or of its output."""
         async with await RawClient.connect(self.url) as client:
             await client.send(data)
             heard = b""

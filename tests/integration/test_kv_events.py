@@ -1,4 +1,4 @@
-"""The router with KV events by configuration: what engines publish decides, and what is unknown falls to the next."""
+"""Router with KV events and a fallback for unknown hits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def follow_up() -> InferenceRequest:
 @pytest.fixture
 async def routed() -> AsyncIterator[tuple[Application, KvEngine, KvEngine]]:
     engines = [FakeEngine(), FakeEngine()]
-    # One that can send again what was missed, one that cannot.
+    # One engine with replay of missed events, one without.
     published = [KvEngine(), KvEngine(replay=False)]
     for engine in engines:
         await engine.start()
@@ -76,7 +76,7 @@ async def test_router_sends_follow_up_where_kv_events_say(routed: tuple[Applicat
     await other.publish(stored(PROMPT))
     await until(lambda: all(each.messages and each.is_known for each in caches(application).values()))
     e0, e1 = application.fleet.instances
-    # The router itself sent this prompt elsewhere; that is not what the caches say.
+    # The router itself sent this prompt elsewhere; the caches differ.
     application.router.prefilled(follow_up(), e0)
     routing = await application.router.route(follow_up())
     assert routing.decision is not None

@@ -1,4 +1,4 @@
-"""A router before emulated engines that knows their caches from LMCache alone."""
+"""Router that knows the caches of emulated engines from LMCache alone."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_router_keeps_sessions_on_instances_by_lmcache(
         known = [(hit, usage) for hit, usage in hits if hit is not None]
         # The system prompt is credited to the first instance, so the controller is certain only of the agents there.
         assert {origin for (_, origin), _ in known} == tiers
-        # What an instance holds in whole chunks is less than a chunk short of what it had cached, and never more.
+        # Whole chunks are at most one chunk less than the cached tokens, and never more.
         for (hit, _), usage in known:
             assert usage is not None
             assert usage.cached_tokens is not None

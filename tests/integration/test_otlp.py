@@ -1,4 +1,4 @@
-"""What a collector receives of requests routed by the whole product: decoded from the protobuf that was sent."""
+"""Spans of the whole product, decoded from the protobuf a collector receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of peers against their formulas in plain Python, on one known state and on random states."""
+"""Policies of peers against their formulas in plain Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shipped(name: str, **settings: Any) -> Policy:
 
 
 def decide(policy: Policy, state: State, request: InferenceRequest, seed: int = 1) -> Decision:
-    """What *policy* decides; features that *state* leaves out are unknown."""
+    """Return the decision of *policy*; features missing in *state* are unknown."""
     ids = [f"i{n}" for n in range(len(next(iter(state.values()))))]
     columns = {name: state[name] for name in policy.reads if name in state}
     known: dict[str, list[bool] | None] = {}
@@ -38,7 +38,7 @@ def decide(policy: Policy, state: State, request: InferenceRequest, seed: int = 
     return decision
 
 
-# ── the peers' formulas ──────────────────────────────────────────────────────
+# Formulas of the peers
 
 
 def min_max(values: list[float]) -> list[float]:
@@ -143,7 +143,7 @@ def smetric_own_tokens(state: State, length: int, expected: float) -> tuple[list
     return loads, loads[home] <= 2 * fmean(loads) and state["hit_len"][home] > 0.5 * expected
 
 
-# ── one state, fifteen policies ──────────────────────────────────────────────
+# One state, fifteen policies
 
 #: The second turn of a session with 3,500 tokens of history: i0 is warm and busy, i2 cold and idle.
 STATE: State = {
@@ -246,7 +246,7 @@ def test_bailian_sampled_draws_in_proportion_to_the_peers_values(
         assert abs(won - 4000 * share) < 4 * math.sqrt(4000 * share * (1 - share))
 
 
-# ── random states ────────────────────────────────────────────────────────────
+# Random states
 
 
 def random_state(rng: random.Random) -> tuple[State, InferenceRequest]:
@@ -316,7 +316,7 @@ def test_kvaware_takes_an_instance_past_its_gate_on_random_states() -> None:
     assert 100 < gated < 800
 
 
-# ── policies in seconds, and LMetric's guard ──────────────────────────────────
+# Policies in seconds, and LMetric's guard
 
 
 def random_costs(rng: random.Random) -> tuple[State, InferenceRequest]:

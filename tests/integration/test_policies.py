@@ -1,4 +1,4 @@
-"""Shipped policies: their own tests, Figure 13 as an oracle, and their look-ups; see also `test_peer_policies.py`."""
+"""Shipped policies: own tests, Figure 13 as an oracle, and look-ups; see also `test_peer_policies.py`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_policies_of_this_version_are_shipped() -> None:
     }
 
 
-# ── Figure 13 ────────────────────────────────────────────────────────────────
+# Figure 13
 
 
 def figure_13(
@@ -175,7 +175,7 @@ def test_smetric_rotates_first_turns_whatever_sticks_in_between() -> None:
     assert chosen == ["a", "b", "c", "a", "b", "c"]
 
 
-# ── look-ups ─────────────────────────────────────────────────────────────────
+# Look-ups
 
 
 #: Policies that look nothing up.
@@ -239,7 +239,7 @@ def test_policy_looks_nothing_up_for_a_first_turn(name: str) -> None:
     assert needs.features == {"hit_len"}
 
 
-# ── in a router ──────────────────────────────────────────────────────────────
+# In a router
 
 
 @pytest.fixture(scope="module")

@@ -214,7 +214,7 @@ async def test_record_replaces_client_texts_by_pseudonyms(tmp_path: Path) -> Non
     assert CANARY.encode() not in text
     assert b'"tenant":"blue"' in text
     found = compare(path)
-    assert found.compared == found.agreed == 36 + 3  # those that warmed it up
+    assert found.compared == found.agreed == 36 + 3  # warm-up requests
     assert found.renamed.total() == 0
     assert found.rules_after.keys() >= {"reject_1", "home", "spread"}
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 class Site:
-    """A policy and a certificate behind links: changes of what they lead to are in folders that nobody watches."""
+    """A policy and a certificate behind links, whose targets are in unwatched folders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

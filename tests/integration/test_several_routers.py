@@ -1,4 +1,4 @@
-"""Agent sessions return to their instance through several routers that share placements, and after a restart.
+"""Agent sessions through several routers that share placements, and after a restart.
 
 Emulated engines, the shapes of recorded Claude Code sessions, real processes and ports.
 """
@@ -85,7 +85,7 @@ async def test_router_that_restarts_learns_placements_from_its_peers() -> None:
         assert await gateway.turn(players) >= 0.9
 
 
-# ── One router, killed ───────────────────────────────────────────────────────
+# One router, killed
 
 
 def kept(folder: Path) -> int:

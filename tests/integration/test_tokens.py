@@ -25,7 +25,7 @@ SECOND = [*FIRST, {"role": "assistant", "content": "ok"}, {"role": "user", "cont
 
 
 class Engine(FakeEngine):
-    """An engine that tokenises as vLLM does and says that each prompt had as many tokens as it gave ids, and `more`."""
+    """Engine that tokenises like vLLM and reports as many prompt tokens as ids, plus `more`."""
 
     def __init__(self, model: ModelFolder) -> None:
         super().__init__(self.serve)

@@ -29,7 +29,7 @@ FAR = 60.0
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
-    """Event loop whose clock leaps to the next timer as soon as nothing else is to be done."""
+    """Event loop whose clock jumps to the next timer when idle."""
 
     now = 0.0
 

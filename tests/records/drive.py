@@ -1,4 +1,4 @@
-"""Decision records by any policy on random snapshots, written as a router would write them."""
+"""Decision records of any policy on random snapshots, written as a router writes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def instances(count: int) -> list[Instance]:
 
 
 class Fleet:
-    """Random snapshots of some instances, in the manner of the router: look-ups only where they are asked for."""
+    """Random snapshots of instances; look-ups are made on demand, as by the router."""
 
     def __init__(self, rng: random.Random, count: int) -> None:
         self.rng = rng
@@ -68,7 +68,7 @@ class Fleet:
         return InferenceRequest(api=Api.CHAT, **(given | fields))
 
     def decide(self, acting: Policy, request: InferenceRequest | None = None, generation: int = 1) -> DecisionRecord:
-        """A decision as the router makes it, and its record."""
+        """Decide as the router does; return the record."""
         request = request or self.request()
         request.is_described |= not ON_DEMAND.isdisjoint(acting.fields)
         seed = self.rng.getrandbits(63)
@@ -133,7 +133,7 @@ class Fleet:
 
 
 def settle(record: DecisionRecord) -> DecisionRecord:
-    """As an exchange leaves it at the end."""
+    """Complete *record* as an ended exchange does."""
     decision = record.decision
     if record.status is None:
         record.status = 200 if record.instance is not None or decision is None else decision.status
@@ -143,7 +143,7 @@ def settle(record: DecisionRecord) -> DecisionRecord:
 
 
 def write(path: Path, records: Iterable[DecisionRecord], observed: Sequence[Policy] = ()) -> dict[str, int]:
-    """Write *records* to *path*; returns what became of the lines."""
+    """Write *records* to *path*; return the numbers of lines by result."""
     results: dict[str, int] = {}
     writer = make_writer(path, results)
     recorder = Recorder(writer, observed)
@@ -163,7 +163,7 @@ def make_writer(
     max_queued: int = 1 << 30,
     first_line: Callable[[], bytes] = header,
 ) -> Writer:
-    """A writer whose thread is not started; *results* counts what becomes of lines."""
+    """Return a writer whose thread is not started; *results* counts lines by result."""
 
     def count(result: str, lines: int) -> None:
         results[result] = results.get(result, 0) + lines

@@ -14,7 +14,7 @@ from smetric.errors import ConfigError
 from smetric.records.reader import Reading, find, packer, unpacked
 from tests.records.drive import Fleet, policy, write
 
-# What packs a record, by the end of its name.
+# Compression
 
 
 def test_codec_follows_the_file_suffix() -> None:
@@ -47,7 +47,7 @@ def test_reader_reports_a_damaged_file(tmp_path: Path) -> None:
         list(unpacked(file, "d.jsonl.gz"))
 
 
-# Records are read whichever way they are packed, as far as they are whole; what is no record is said to be none.
+# Reading
 
 LOAD_ONLY = "policy load_only\nroute rr_argmin(requests) as least\n"
 
@@ -70,7 +70,7 @@ def test_reader_reads_each_compression(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     wanted = recorded(path)
     assert ids(path) == wanted
-    anywhere = path.rename(tmp_path / "renamed")  # what it is packed with stands in it, not in its name
+    anywhere = path.rename(tmp_path / "renamed")  # the content decides, not the name
     assert ids(anywhere) == wanted
 
 

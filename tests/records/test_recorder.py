@@ -29,7 +29,7 @@ from tests.fakes import exchange_of
 from tests.records.drive import Fleet, make_writer, policy, settle, write
 from tests.telemetry import samples
 
-# Which fields of requests are recorded.
+# Recorded fields of requests
 
 
 def shipped(name: str) -> Policy:
@@ -43,12 +43,12 @@ def test_numbers_are_always_recorded_and_the_model() -> None:
 
 
 def test_recorder_records_counted_features_read_by_a_policy() -> None:
-    # Elsewhere it was never counted, and a 0 would be made up. The id stands in for an empty key of `hrw`.
+    # Without a reading policy it is never counted; 0 would be invented. `hrw` of an empty key uses the id.
     read = set(fields_recorded([shipped("lmetric_guarded"), shipped("prefix_hash")]))
     assert read - set(fields_recorded([])) == {"class_share", "class_streak", "prefix", "id"}
 
 
-# A line holds what the decision read and what became of it, and no text of a client.
+# Lines
 
 BY_TENANT = policy('policy by_tenant\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests) as least\n')
 BY_SESSION = policy("policy by_session\nroute argmin(requests where id == req.session) as own\nroute rr_argmin(0)\n")
@@ -119,7 +119,7 @@ def test_policies_of_two_arms_are_told_apart_also_where_none_of_them_ran(tmp_pat
 def test_line_leaves_out_unknown_fields_of_a_request(tmp_path: Path) -> None:
     crowd = policy("policy crowd\nroute argmin(requests) when req.class_share > 0.5\nroute rr_argmin(requests)\n")
     fleet = Fleet(random.Random(1), 3)
-    told = [False, True, False]  # another route's policy reads it, which only that one's requests are asked for
+    told = [False, True, False]  # only requests of a route whose policy reads it have it
     records = [fleet.decide(LOAD_ONLY, fleet.request(is_described=is_told, class_share=0.5)) for is_told in told]
     write(tmp_path / "d.jsonl", records, [crowd])
     assert [line["request"].get("class_share") for line in lines(tmp_path / "d.jsonl")] == [None, 0.5, None]
@@ -259,14 +259,14 @@ def test_recorder_counts_and_logs_a_failed_line(tmp_path: Path) -> None:
     with capture_logs() as logs:
         for _ in range(3):
             record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
-            record.trace_id = object()  # type: ignore[assignment]  # as a bug would have it
+            record.trace_id = object()  # type: ignore[assignment]  # simulates a bug
             recorder.decided(exchange_of(record), record)
             recorder.write(record)
     assert results == {"failed": 3}
     assert [line["event"] for line in logs] == ["smetric.record.failed"]
 
 
-# How records are set: by a path alone or a section, and what cannot be.
+# Settings
 
 
 def load_records(tmp_path: Path, text: str, **env: str) -> Settings:

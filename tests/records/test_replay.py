@@ -1,4 +1,4 @@
-"""A record decides as it did: every shipped policy, and whatever else its policy reads of a request."""
+"""Replay of records: shipped policies, other policies and other settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 SHIPPED = {name: path.read_text() for name, path in shipped_policies().items()}
 
-#: Reads every field of a request, in every way that a text can be read; and what is known, how old, of whom.
+#: Reads every field of a request in every way, and known(), age() and fresh().
 READS_ALL = """
 policy reads_all
 hold for 1 second when req.held < 0.2 seconds and mean(kv_usage) > 0.8 as later

@@ -18,7 +18,7 @@ from tests.fakes import exchange_of
 from tests.records.drive import make_writer
 from tests.telemetry import samples
 
-# Who sent a request, by its last message.
+# Trigger of a request, by its last message
 
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "files: a b"}
 CALL = {"type": "tool_use", "id": "t1", "name": "ls", "input": {}}
@@ -92,13 +92,13 @@ def test_traffic_hashes_the_beginning_of_a_long_message() -> None:
     assert sum(len(text) for _, text in prompt.last_message()) < 10_000
 
 
-# The trace of the traffic: who follows whom, and that nothing grows without bound.
+# Parents, sessions and bounds
 
 SESSION = b"x-claude-code-session-id"
 
 
 class Desk:
-    """Requests that arrive, are looked at and end, one after the other."""
+    """Requests that arrive, are hashed and end, one after the other."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ class Desk:
         self.now_ns = 1_700_000_000_000_000_000
 
     async def serve(self, *texts: str, session: str = "", usage: Usage | None = None) -> DecisionRecord:
-        """A conversation of these texts, turn by turn."""
+        """Serve a request whose conversation has these texts."""
         messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
         body = orjson.dumps({"model": "m", "messages": messages})
         headers = [(SESSION, session.encode())] if session else []
@@ -218,6 +218,6 @@ async def test_traffic_failure_does_not_reach_the_request(desk: Desk) -> None:
     record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), ReaderSettings())
     desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)
     await asyncio.sleep(0)
-    record.status = object()  # type: ignore[assignment]  # as a bug would have it
+    record.status = object()  # type: ignore[assignment]  # simulates a bug
     desk.traffic.ended(exchange_of(record, arrival_ns=desk.now_ns))
     assert desk.lines() == []

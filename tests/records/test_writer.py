@@ -16,7 +16,7 @@ from smetric.records.writer import RotatedFile
 from tests.fakes import until
 from tests.records.drive import make_writer
 
-# Files are put aside whole, in order, and only so many are kept.
+# Rotation
 
 AT = datetime(2026, 5, 29, 10, 0, 0, 123_456, UTC)
 
@@ -130,7 +130,7 @@ def test_file_truncates_half_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.close()
 
 
-# Lines are written by a thread, within a bound, and what cannot be written costs the router nothing.
+# Writer: headers, faults and its thread
 
 
 def put(writer: module.Writer, *lines: bytes, key: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Guardrail: what a change of policy breaks is undone once; earlier faults are left alone."""
+"""Guardrail: rollback of a harmful change of policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.fakes import Call, FakeEngine, exchange_of, healthy, until
 from tests.faults.harness import Running, chat, running
 from tests.records.drive import Fleet, policy
 
-# What can be said of how an arm's own requests lie, and from how many of them on.
+# Load of an arm's own requests
 
 POLICY = policy("policy p\nroute rr_argmin(requests) as least\n")
 
@@ -153,7 +153,7 @@ def test_arm_load_rarely_shows_random_requests() -> None:
     assert alarms <= 1
 
 
-# What goes wrong after a change of policy is undone once, and said; what was wrong before is left alone.
+# Rollback after a change of policy
 
 pytestmark = pytest.mark.slow
 
@@ -279,7 +279,7 @@ def test_guardrail_works_with_any_number_of_instances(tmp_path: Path, count: int
 def test_guardrail_leaves_undone_policy_until_file_changes(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(WORSE)
-    world.pass_s(30)  # nobody asks anything meanwhile
+    world.pass_s(30)  # without requests
     world.load(12, 0, 0, 0)
     world.swap(BAD)
     assert world.pass_s(60) <= 12
@@ -411,7 +411,7 @@ def test_guardrail_ignores_unhealthy_and_drained_instances(tmp_path: Path) -> No
     assert world.pass_s(60) == 60
 
 
-# ── errors ───────────────────────────────────────────────────────────────────
+# Errors
 
 
 def test_guardrail_undoes_policy_that_sheds_all(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_guardrail_needs_enough_failures(tmp_path: Path) -> None:
     assert world.pass_s(60) <= 2
 
 
-# ── arms and routes, each by its own requests ──
+# Arms and routes
 
 
 class Arms(World):
@@ -598,14 +598,14 @@ def test_guardrail_drops_failed_requests_without_alternative(tmp_path: Path) -> 
     world.swap_canary()
     world.put(control=EVEN, canary=(12, 0, 0, 0))
     for failed in world._open[12:]:
-        nobody = world._begun("", 0)  # no policy was asked, and so none of an arm
+        nobody = world._begun("", 0)  # no policy ran, so no arm counts
         world.guardrail.decided(exchange_of(failed, nobody), nobody)
         world.guardrail.ended(exchange_of(nobody))
     del world._open[12:]
     assert world.pass_s(600) == 600
 
 
-# ── the whole router ─────────────────────────────────────────────────────────
+# Whole router
 
 
 async def slow(call: Call) -> None:

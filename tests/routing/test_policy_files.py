@@ -1,4 +1,4 @@
-"""The acting policy follows its file, and never the wrong way."""
+"""Policy files: reload, last good policy and libraries."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_policy_file_lets_put_aside_text_act_after_a_change(path: Path, policy_f
     path.write_text(BETTER)
     assert policy_file.refresh()
     policy_file.restore(Origin.ROLLBACK)
-    path.write_text(GOOD)  # the file is mended: it says what acts
+    path.write_text(GOOD)  # the mended file is in force
     assert not policy_file.refresh()
     assert policy_file.problem is None
     path.write_text(BETTER)  # and what was undone is pushed once more, deliberately
@@ -242,7 +242,7 @@ async def test_watch_sees_swapped_link(tmp_path: Path) -> None:
     assert policy_file.current.policy.source == BETTER
 
 
-# ── libraries ────────────────────────────────────────────────────────────────
+# Libraries
 
 
 def test_policy_file_follows_its_libraries(path: Path, heard: Heard) -> None:

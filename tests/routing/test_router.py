@@ -1,4 +1,4 @@
-"""Routing: what is fetched when, what is charged, and what observed policies read."""
+"""Router: look-ups, charges, errors and observed policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.clock import Clock
 from tests.fakes import routes_by, until
 from tests.records.drive import policy
 
-# Routing: what is fetched when, what is charged, and that nobody becomes a magnet.
+# Look-ups, charges and answers
 
 
 class FakeSource(Source):
@@ -201,7 +201,7 @@ async def test_router_returns_error_for_unknown_model() -> None:
     assert (routing.outcome, routing.lease) == ("no_candidate", None)
     assert routing.error is not None
     assert routing.error.status == 404
-    assert routing.error.__traceback__ is None  # it would keep the frames of those that wait for the result
+    assert routing.error.__traceback__ is None  # it would keep the frames of waiting callers
 
 
 async def test_router_excludes_failed_instance_on_retry() -> None:
@@ -364,14 +364,14 @@ async def test_decision_keeps_its_cursors() -> None:
     assert [made.instance for made in decisions if made] == ["a", "b", "c"]
 
 
-# What observed policies read is gathered beside the decision: at hand with it, looked up once the request was sent.
+# Observed policies
 
 BAILIAN = policy(shipped_policies()["bailian"].read_text())
 BY_USAGE = policy("policy by_usage\nroute argmin(kv_usage + running / 100 requests)\n")
 
 
 class Index(Source):
-    """A source that knows what it was told: hits by instance, after *delay_s* seconds."""
+    """Source with given hits by instance, after *delay_s* seconds."""
 
     name = "index"
     fills = frozenset({"hit_len"})

@@ -1,4 +1,4 @@
-"""Routes: which policy decides on which request, by route and by arm."""
+"""Routes, arms and roots of conversations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from smetric.routing.routes import Match, Route, Routes, root_of, routes_of
 from tests.fakes import FakeEngine, until
 from tests.faults.harness import Running, chat, instances_of, running
 
-# What tells conversations apart: it stays the same from turn to turn, whatever clients change on the way.
+# Roots of conversations
 
 USER = {"role": "user", "content": "first"}
 MORE = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "second"}]
@@ -134,7 +134,7 @@ def test_root_is_none_for_odd_bodies(body: bytes) -> None:
     assert root_of(InferenceRequest(api=Api.CHAT)) is None
 
 
-# Which policy decides on which request: by route, and on a route by arm.
+# Routes
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +256,7 @@ async def test_arms_have_their_own_cursors(tmp_path: Path) -> None:
     assert chosen == {key: ["a", "b", "c", "a"] for key in chosen}
 
 
-# ── arms ─────────────────────────────────────────────────────────────────────
+# Arms
 
 
 def canary(share: float, name: str = "r") -> Route:
@@ -319,7 +319,7 @@ async def test_session_keeps_its_arm_and_telemetry_names_it(tmp_path: Path) -> N
         assert {"control", "canary"} == set(shown)
 
 
-# ── the whole router ─────────────────────────────────────────────────────────
+# Whole router
 
 
 async def test_routes_decide_by_model_tenant_or_path(tmp_path: Path) -> None:

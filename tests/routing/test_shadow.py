@@ -1,4 +1,4 @@
-"""Policies in shadow: they see what the acting one saw, are never acted on, and never touch a request."""
+"""Shadow policies: decisions, comparisons and isolation from requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def counted(router: Running, policy: str, agrees: str) -> float:
     return router.application.metrics.registry.get_sample_value("smetric_shadow_decisions_total", labels) or 0.0
 
 
-# ── what it decides ──────────────────────────────────────────────────────────
+# Decisions
 
 
 async def test_shadow_picks_as_the_same_policy_would_live() -> None:
@@ -218,7 +218,7 @@ def test_shadow_forgets_divergence_when_its_policy_changes(tmp_path: Path) -> No
     assert told == [("strict", True, False, "false"), ("mild", True, False, "true"), ("odd", True, False, "false")]
 
 
-# ── what it costs the request: nothing ───────────────────────────────────────
+# Isolation from requests
 
 
 async def test_shadow_charges_nothing_and_moves_no_cursor() -> None:
@@ -226,7 +226,7 @@ async def test_shadow_charges_nothing_and_moves_no_cursor() -> None:
         chosen = [(await router.chat(stream=True)).value("x-smetric-instance") for _ in range(9)]
         assert len(set(chosen[:3])) == 3
         assert chosen == chosen[:3] * 3
-        # What it would have chosen is found out once the answer has begun, and charged to nobody.
+        # The shadow decides once the answer has begun and charges nothing.
         assert router.counted() == (0, 0, 0)
 
 
@@ -272,7 +272,7 @@ async def test_shadow_follows_its_file_and_its_reads(tmp_path: Path) -> None:
         assert (shadowed.generation, shadowed.answer in ("true", "false")) == (2, True)
 
 
-# ── what is told ─────────────────────────────────────────────────────────────
+# Reports
 
 
 async def test_admin_port_shows_the_choice_of_a_shadow() -> None:
