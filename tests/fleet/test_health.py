@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,174 +14,19 @@ from smetric.fleet.health import FEWEST, FRESH_S, KEPT, NOTICED_S, AttemptLog, H
 from smetric.fleet.instance import Instance, State
 from tests.clock import Clock
 
-# Latency
-
-
-class LatencyWard:
-    """Instances with given waits of their streams."""
-
-    def __init__(self, *instances: Instance, **tolerance: float) -> None:
-        self.now = 1000.0
-        self.instances = list(instances) or [Instance(f"gpu-{i}", f"http://gpu-{i}") for i in range(4)]
-        self.reasons: list[tuple[str, str]] = []
-        self.health = Health(
-            self.instances,
-            Tolerance(**tolerance),  # type: ignore[arg-type]
-            on_ejected=lambda instance, reason: self.reasons.append((instance.id, reason)),
-            clock=lambda: self.now,
-        )
-
-    def stream(self, *seconds: float, times: int = 1, tokens: int = 0) -> None:
-        """*times* streams on each instance, a second apart, which wait for *seconds* there."""
-        for _ in range(times):
-            self.now += 1.0
-            for instance, waited in zip(self.instances, seconds, strict=True):
-                self.health.waited(instance, waited, tokens)
-
-    def states(self) -> list[State]:
-        return [instance.state for instance in self.instances]
-
-
-def test_latency_ejects_a_tenfold_slower_instance_within_few_streams() -> None:
-    ward = LatencyWard()
-    ward.stream(0.3, 0.3, 0.3, 0.3, times=20)
-    assert ward.reasons == []
-    ward.stream(3.0, 0.3, 0.3, 0.3, times=FEWEST + 1)
-    assert ward.states() == [State.EJECTED, State.WELL, State.WELL, State.WELL]
-    assert ward.reasons == [("gpu-0", "slow")]
-
-
-def test_latency_ejection_ends_in_a_slow_start_and_is_forgotten() -> None:
-    ward = LatencyWard()
-    ward.stream(3.0, 0.3, 0.3, 0.3, times=KEPT)
-    ward.now += 30.0
-    ward.health.settle()
-    assert ward.states()[0] is State.WARMING
-    ward.stream(0.3, 0.3, 0.3, 0.3, times=KEPT)
-    assert ward.reasons == [("gpu-0", "slow")]
-
-
-def test_latency_ejects_again_for_longer() -> None:
-    ward = LatencyWard()
-    ward.stream(3.0, 0.3, 0.3, 0.3, times=KEPT)
-    ward.now += 30.0
-    ward.health.settle()
-    ward.stream(3.0, 0.3, 0.3, 0.3, times=FEWEST)
-    assert ward.states()[0] is State.EJECTED
-    ward.now += 45.0
-    ward.health.settle()
-    assert ward.states()[0] is State.EJECTED
-
-
-def test_latency_tolerates_small_factors_and_short_waits() -> None:
-    ward = LatencyWard()
-    ward.stream(1.2, 0.3, 0.3, 0.3, times=20)
-    ward.stream(NOTICED_S * 0.9, 0.002, 0.002, 0.002, times=20)
-    assert ward.reasons == []
-
-
-def test_latency_ignores_a_single_late_answer() -> None:
-    ward = LatencyWard()
-    for _ in range(10):
-        ward.stream(30.0, 0.3, 0.3, 0.3)
-        ward.stream(0.3, 0.3, 0.3, 0.3, times=3)
-    assert ward.reasons == []
-
-
-def test_latency_ejects_none_if_most_are_slow() -> None:
-    ward = LatencyWard()
-    ward.stream(3.0, 3.0, 3.0, 0.3, times=20)
-    assert ward.reasons == []
-
-
-def test_latency_ejects_the_slower_of_two_but_never_the_only_one() -> None:
-    two = LatencyWard(Instance("a", "http://a"), Instance("b", "http://b"))
-    two.stream(3.0, 0.3, times=KEPT)
-    assert two.reasons == [("a", "slow")]
-    one = LatencyWard(Instance("a", "http://a"))
-    one.stream(100.0, times=KEPT)
-    assert one.reasons == []
-
-
-def test_latency_discounts_long_prompts_and_own_queues() -> None:
-    ward = LatencyWard()
-    for _ in range(20):
-        ward.now += 1.0
-        ward.health.waited(ward.instances[0], 6.0, 60_000)
-        for instance in ward.instances[1:]:
-            ward.health.waited(instance, 0.3, 1_000)
-    assert ward.reasons == []
-
-
-def test_latency_discounts_prompts_cached_unknown_to_the_router() -> None:
-    ward = LatencyWard()
-    for _ in range(20):
-        ward.now += 1.0
-        ward.health.waited(ward.instances[0], 0.6, 500)
-        for instance in ward.instances[1:]:
-            ward.health.waited(instance, 0.3, 50_000)
-    assert ward.reasons == []
-
-
-@pytest.mark.parametrize("other", [Instance("o", "http://o", role="prefill"), Instance("o", "http://o", pool="old")])
-def test_latency_compares_instances_of_one_role(other: Instance) -> None:
-    ward = LatencyWard(other, *(Instance(f"gpu-{i}", f"http://{i}") for i in range(2)))
-    ward.stream(30.0, 0.3, 0.3, times=20)
-    assert ward.reasons == []
-
-
-def test_latency_compares_instances_of_the_same_models() -> None:
-    large = Instance("large", "http://large", models=["large"])
-    small = [Instance(f"small-{i}", f"http://{i}", models=["small"]) for i in range(3)]
-    small[0].models, small[0].adapters = frozenset({"small", "lora"}), frozenset({"lora"})
-    ward = LatencyWard(large, *small)
-    ward.stream(30.0, 3.0, 0.3, 0.3, times=KEPT)
-    assert ward.reasons == [("small-0", "slow")]
-
-
-def test_latency_ignores_old_waits() -> None:
-    ward = LatencyWard()
-    ward.stream(0.3, 0.3, 0.3, 0.3, times=KEPT)
-    ward.now += FRESH_S
-    for _ in range(KEPT):
-        ward.now += 1.0
-        ward.health.waited(ward.instances[0], 30.0, 0)
-    assert ward.reasons == []
-
-
-def test_latency_ejects_no_more_than_the_bound() -> None:
-    ward = LatencyWard(*(Instance(f"gpu-{i:02}", f"http://{i}") for i in range(10)))
-    ward.stream(*[3.0] * 4, *[0.3] * 6, times=20)
-    assert ward.states().count(State.EJECTED) == 3
-
-
-def test_latency_factor_of_zero_ejects_none() -> None:
-    ward = LatencyWard(slow_factor=0.0)
-    ward.stream(100.0, 0.3, 0.3, 0.3, times=20)
-    assert ward.reasons == []
-
-
-def test_latency_of_a_past_process_is_forgotten() -> None:
-    ward = LatencyWard(slow_start_s=0.0)
-    ward.stream(3.0, 0.3, 0.3, 0.3, times=FEWEST - 1)
-    ward.health.restarted(ward.instances[0])
-    ward.stream(3.0, 0.3, 0.3, 0.3, times=FEWEST - 1)
-    assert ward.reasons == []
-
-
-# Probes, failures and states
-
 
 class Ward:
     """Instances, their health, and the reported ejections."""
 
-    def __init__(self, count: int = 4, tolerance: Tolerance | None = None) -> None:
+    def __init__(self, instances: int | Sequence[Instance] = 4, **tolerance: Any) -> None:
         self.clock = Clock()
-        self.instances = [Instance(f"gpu-{i}", f"http://gpu-{i}") for i in range(count)]
+        if isinstance(instances, int):
+            instances = [Instance(f"gpu-{i:02}", f"http://gpu-{i}") for i in range(instances)]
+        self.instances = list(instances)
         self.ejections: list[tuple[str, str]] = []
         self.health = Health(
             self.instances,
-            tolerance,
+            Tolerance(**tolerance),
             on_ejected=lambda instance, reason: self.ejections.append((instance.id, reason)),
             clock=self.clock,
         )
@@ -195,12 +43,133 @@ class Ward:
         for _ in range(times):
             self.health.probed(instance, ok=ok, refused=refused)
 
+    def stream(self, *seconds: float, times: int = 1, tokens: Sequence[int] | None = None) -> None:
+        """*times* streams on each instance, a second apart, which wait for *seconds* there."""
+        for _ in range(times):
+            self.clock.now += 1.0
+            for instance, waited, count in zip(self.instances, seconds, tokens or [0] * len(seconds), strict=True):
+                self.health.waited(instance, waited, count)
+
     def states(self) -> list[State]:
         return [instance.state for instance in self.instances]
 
 
+# Latency
+
+SLOW, EVEN = (3.0, 0.3, 0.3, 0.3), (0.3, 0.3, 0.3, 0.3)
+
+
+def test_latency_ejects_a_tenfold_slower_instance_within_few_streams() -> None:
+    ward = Ward()
+    ward.stream(*EVEN, times=20)
+    assert ward.ejections == []
+    ward.stream(*SLOW, times=FEWEST + 1)
+    assert ward.states() == [State.EJECTED, State.WELL, State.WELL, State.WELL]
+    assert ward.ejections == [("gpu-00", "slow")]
+
+
+def test_latency_ejection_ends_in_a_slow_start_and_is_forgotten() -> None:
+    ward = Ward()
+    ward.stream(*SLOW, times=KEPT)
+    ward.after(30.0)
+    assert ward.states()[0] is State.WARMING
+    ward.stream(*EVEN, times=KEPT)
+    assert ward.ejections == [("gpu-00", "slow")]
+
+
+def test_latency_ejects_again_for_longer() -> None:
+    ward = Ward()
+    ward.stream(*SLOW, times=KEPT)
+    ward.after(30.0)
+    ward.stream(*SLOW, times=FEWEST)
+    assert ward.states()[0] is State.EJECTED
+    ward.after(45.0)
+    assert ward.states()[0] is State.EJECTED
+
+
+@pytest.mark.parametrize(
+    ("waits", "tolerance"),
+    [
+        ([(1.2, 0.3, 0.3, 0.3)] * 20, {}),
+        ([(NOTICED_S * 0.9, 0.002, 0.002, 0.002)] * 20, {}),
+        ([(30.0, 0.3, 0.3, 0.3), EVEN, EVEN, EVEN] * 10, {}),
+        ([(3.0, 3.0, 3.0, 0.3)] * 20, {}),
+        ([(100.0, 0.3, 0.3, 0.3)] * 20, {"slow_factor": 0.0}),
+    ],
+    ids=["small factor", "short wait", "single late answers", "most are slow", "factor of zero"],
+)
+def test_latency_tolerates(waits: Sequence[Sequence[float]], tolerance: dict[str, Any]) -> None:
+    ward = Ward(**tolerance)
+    for seconds in waits:
+        ward.stream(*seconds)
+    assert ward.ejections == []
+
+
+def test_latency_ejects_the_slower_of_two_but_never_the_only_one() -> None:
+    two = Ward([Instance("a", "http://a"), Instance("b", "http://b")])
+    two.stream(3.0, 0.3, times=KEPT)
+    assert two.ejections == [("a", "slow")]
+    one = Ward([Instance("a", "http://a")])
+    one.stream(100.0, times=KEPT)
+    assert one.ejections == []
+
+
+@pytest.mark.parametrize(
+    ("waited", "tokens"),
+    [(6.0, (60_000, 1_000, 1_000, 1_000)), (0.6, (500, 50_000, 50_000, 50_000))],
+    ids=["long prompts", "prompts cached unknown to the router"],
+)
+def test_latency_is_relative_to_prompt_tokens(waited: float, tokens: Sequence[int]) -> None:
+    ward = Ward()
+    ward.stream(waited, 0.3, 0.3, 0.3, times=20, tokens=tokens)
+    assert ward.ejections == []
+
+
+@pytest.mark.parametrize("other", [Instance("o", "http://o", role="prefill"), Instance("o", "http://o", pool="old")])
+def test_latency_compares_instances_of_one_role(other: Instance) -> None:
+    ward = Ward([other, *(Instance(f"gpu-{i}", f"http://{i}") for i in range(2))])
+    ward.stream(30.0, 0.3, 0.3, times=20)
+    assert ward.ejections == []
+
+
+def test_latency_compares_instances_of_the_same_models() -> None:
+    large = Instance("large", "http://large", models=["large"])
+    small = [Instance(f"small-{i}", f"http://{i}", models=["small"]) for i in range(3)]
+    small[0].models, small[0].adapters = frozenset({"small", "lora"}), frozenset({"lora"})
+    ward = Ward([large, *small])
+    ward.stream(30.0, 3.0, 0.3, 0.3, times=KEPT)
+    assert ward.ejections == [("small-0", "slow")]
+
+
+def test_latency_ignores_old_waits() -> None:
+    ward = Ward()
+    ward.stream(*EVEN, times=KEPT)
+    ward.clock.now += FRESH_S
+    for _ in range(KEPT):
+        ward.clock.now += 1.0
+        ward.health.waited(ward.instances[0], 30.0, 0)
+    assert ward.ejections == []
+
+
+def test_latency_ejects_no_more_than_the_bound() -> None:
+    ward = Ward(10)
+    ward.stream(*[3.0] * 4, *[0.3] * 6, times=20)
+    assert ward.states().count(State.EJECTED) == 3
+
+
+def test_latency_of_a_past_process_is_forgotten() -> None:
+    ward = Ward(slow_start_s=0.0)
+    ward.stream(*SLOW, times=FEWEST - 1)
+    ward.health.restarted(ward.instances[0])
+    ward.stream(*SLOW, times=FEWEST - 1)
+    assert ward.ejections == []
+
+
+# Probes, failures and states
+
+
 def test_probes_failing_in_a_row_eject_and_two_successes_restore() -> None:
-    ward = Ward(tolerance=Tolerance(fall=3))
+    ward = Ward(fall=3)
     one = ward.instances[0]
     ward.probe(one, ok=False, times=2)
     ward.probe(one, ok=True)
@@ -214,7 +183,7 @@ def test_probes_failing_in_a_row_eject_and_two_successes_restore() -> None:
     assert ward.states()[0] is State.ILL
     ward.probe(one, ok=True)
     assert (one.healthy, one.state) == (True, State.WARMING)
-    assert ward.ejections == [("gpu-0", "probe")]
+    assert ward.ejections == [("gpu-00", "probe")]
 
 
 def test_refused_connection_ejects_until_probes_succeed() -> None:
@@ -225,7 +194,7 @@ def test_refused_connection_ejects_until_probes_succeed() -> None:
     ward.health.refused(one)
     ward.probe(one, ok=True, times=2)
     assert one.healthy
-    assert ward.ejections == [("gpu-0", "connect")]
+    assert ward.ejections == [("gpu-00", "connect")]
 
 
 def test_five_consecutive_failures_eject() -> None:
@@ -237,11 +206,11 @@ def test_five_consecutive_failures_eject() -> None:
     assert one.healthy
     ward.fail(one, 1, names.TIMEOUT)
     assert (one.healthy, one.state) == (False, State.EJECTED)
-    assert ward.ejections == [("gpu-0", "timeout")]
+    assert ward.ejections == [("gpu-00", "timeout")]
 
 
 def test_ejection_time_grows_to_a_cap_and_decays() -> None:
-    ward = Ward(tolerance=Tolerance(longest_ejection_s=75.0, slow_start_s=0))
+    ward = Ward(longest_ejection_s=75.0, slow_start_s=0)
     one = ward.instances[0]
     for lasting in (30.0, 60.0, 75.0, 75.0):
         ward.fail(one)
@@ -256,15 +225,15 @@ def test_ejection_time_grows_to_a_cap_and_decays() -> None:
 
 
 def test_ejections_are_bounded_but_one_is_always_possible() -> None:
-    ward = Ward(10, Tolerance(max_ejected=0.3))
+    ward = Ward(10, max_ejected=0.3)
     for instance in ward.instances:
         ward.fail(instance)
     assert ward.states().count(State.EJECTED) == 3
-    large = Ward(100, Tolerance(max_ejected=29 / 100))
+    large = Ward(100, max_ejected=29 / 100)
     for instance in large.instances:
         large.fail(instance)
     assert large.states().count(State.EJECTED) == 29
-    lone = Ward(1, Tolerance(max_ejected=0.0))
+    lone = Ward(1, max_ejected=0.0)
     lone.fail(lone.instances[0])
     assert lone.states() == [State.EJECTED]
 
@@ -379,7 +348,7 @@ def test_drain_and_undrain_are_independent_of_health() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.drain(one)
-    assert (one.draining, one.state, ward.health.drained()) == (True, State.DRAINING, ["gpu-0"])
+    assert (one.draining, one.state, ward.health.drained()) == (True, State.DRAINING, ["gpu-00"])
     ward.health.refused(one)
     ward.probe(one, ok=True, times=2)
     ward.health.restarted(one)
@@ -412,7 +381,7 @@ def test_slow_start_applies_to_an_unnoticed_restart() -> None:
 
 
 def test_slow_start_may_be_off() -> None:
-    ward = Ward(tolerance=Tolerance(slow_start_s=0))
+    ward = Ward(slow_start_s=0)
     ward.health.restarted(ward.instances[0])
     assert ward.health.slow_start_remaining(ward.instances) is None
 
@@ -504,7 +473,7 @@ def test_full_instance_is_deprioritized_briefly_and_stays_well() -> None:
     ward.after(0.9)
     assert changes == []
     ward.after(0.1)
-    assert (one.deprioritized, changes) == (False, ["gpu-0"])
+    assert (one.deprioritized, changes) == (False, ["gpu-00"])
     ask(ward, (0, names.STATUS_5XX, 503))
     ward.health.restarted(one)
     assert [instance.deprioritized for instance in ward.instances] == [False] * 4

@@ -54,6 +54,7 @@ def test_lease_belongs_to_the_object_not_the_name() -> None:
 def test_requests_are_scraped_plus_sent_minus_ended() -> None:
     instance = Instance("a", "http://a")
     before = [instance.charge(1, 10) for _ in range(3)]
+    assert instance.requests() == 3
     # The engine runs our three and four of other clients.
     instance.scrape = scrape(running=5, waiting=2, own=3)
     assert instance.requests() == 7
@@ -70,13 +71,6 @@ def test_scrape_does_not_hide_requests_on_their_way() -> None:
         instance.charge(1, 10)
     instance.scrape = scrape(running=1, waiting=0, own=5)
     assert instance.requests() == 5
-
-
-def test_load_without_metrics_is_own() -> None:
-    instance = Instance("a", "http://a")
-    assert instance.requests() == 0
-    instance.charge(3, 10)
-    assert instance.requests() == 3
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60))
@@ -153,20 +147,7 @@ def test_generated_tokens_count_while_the_request_runs() -> None:
     assert (instance.inflight_tokens(), instance.decode_blocks()) == (1920 + 33, (1920 + 33) / 16)
     lease.release()
     assert (instance.inflight_tokens(), instance.decode_blocks()) == (320, 20)
+    instance.cache = CacheConfig(block_size=32)
+    assert instance.decode_blocks() == 10
     whole.release()
     assert (instance.inflight_tokens(), instance.decode_blocks(), instance.decoding) == (0, 0, set())
-
-
-def test_decoding_requests_take_the_blocks_of_their_prompts() -> None:
-    instance = Instance("a", "http://a")
-    lease, other = instance.charge(1, 1600, 800), instance.charge(1, 320)
-    assert instance.decode_blocks() == 0
-    lease.first_byte()
-    other.first_byte()
-    assert instance.decode_blocks() == 120
-    instance.cache = CacheConfig(block_size=32)
-    assert instance.decode_blocks() == 60
-    lease.release()
-    assert instance.decode_blocks() == 10
-    other.release()
-    assert instance.decode_blocks() == 0

@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -35,6 +37,15 @@ def sent(to: Instance, turn: int = 0) -> DecisionRecord:
     record = Fleet(random.Random(), 2).decide(POLICY, InferenceRequest(turn=turn))
     record.instance = to
     return record
+
+
+def pass_through(load: ArmLoad, records: Sequence[DecisionRecord]) -> None:
+    """Let *records* be under way for one look."""
+    for record in records:
+        load.placed(record)
+    load.look()
+    for record in records:
+        load.left(record)
 
 
 @pytest.fixture
@@ -66,29 +77,17 @@ def test_arm_load_leaves_out_other_instances(instances: list[Instance]) -> None:
     assert load.over(instances[:2]) == Spread(2, 1.0, 1.0, 2)
 
 
-def test_arm_load_counts_choices(
-    instances: list[Instance],
-) -> None:
+def test_arm_load_counts_choices(instances: list[Instance]) -> None:
     load = ArmLoad(10)
     for _ in range(10):
-        first, later = sent(instances[0]), sent(instances[1], turn=3)
-        load.placed(first)
-        load.placed(later)
-        load.look()
-        load.left(first)
-        load.left(later)
+        pass_through(load, [sent(instances[0]), sent(instances[1], turn=3)])
     assert load.over(instances).choices == 10 + 1
 
 
 def test_arm_load_shows_moving_pile_at_once(instances: list[Instance]) -> None:
     load = ArmLoad(4)
     for instance in instances:
-        records = [sent(instance) for _ in range(6)]
-        for record in records:
-            load.placed(record)
-        load.look()
-        for record in records:
-            load.left(record)
+        pass_through(load, [sent(instance) for _ in range(6)])
     assert load.over(instances) == Spread(4, 1.5, 1.5, 24)
     assert load.at_once(instances) == Spread(4, 1.5, 6.0, 24, 4)
     assert load.at_once(instances[:2]) == Spread(2, 1.5, 3.0, 12, 4)
@@ -97,12 +96,7 @@ def test_arm_load_shows_moving_pile_at_once(instances: list[Instance]) -> None:
 def test_arm_load_shows_pile_that_moves_often(instances: list[Instance]) -> None:
     load = ArmLoad(10)
     for look in range(10):
-        records = [sent(instances[look % 2]) for _ in range(8)]
-        for record in records:
-            load.placed(record)
-        load.look()
-        for record in records:
-            load.left(record)
+        pass_through(load, [sent(instances[look % 2]) for _ in range(8)])
         assert load.at_once(instances[:2]).shows(1.9) == (look > 1)
     assert load.at_once(instances[:2]) == Spread(2, 4.0, 8.0, 80, 10)
 
@@ -129,12 +123,7 @@ def test_arm_load_rarely_shows_random_short_requests() -> None:
         among = [Instance(f"gpu-{i}", f"http://{i}") for i in range(rng.choice([2, 3, 4, 8, 32]))]
         load = ArmLoad(10)
         for _ in range(10):
-            records = [sent(rng.choice(among)) for _ in range(rng.randint(1, 12))]
-            for record in records:
-                load.placed(record)
-            load.look()
-            for record in records:
-                load.left(record)
+            pass_through(load, [sent(rng.choice(among)) for _ in range(rng.randint(1, 12))])
         spread = load.at_once(among)
         alarms += spread.shows(spread.imbalance)
     assert alarms == 0
@@ -221,12 +210,23 @@ class World:
         return seconds
 
 
-def test_guardrail_undoes_pile_on_one_instance(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.load(3, 3, 3, 3)
-    world.pass_s(20)
+ONE, EVEN = (12, 0, 0, 0), (3, 3, 3, 3)
+
+
+def changed(tmp_path: Path, before: Sequence[int] = (), after: Sequence[int] = (), **options: Any) -> World:
+    """A world with a bad policy: 20 s of the load *before* its change, if any, and then the load *after*."""
+    world = World(tmp_path, **options)
+    if before:
+        world.load(*before)
+        world.pass_s(20)
     world.swap(BAD)
-    world.load(12, 0, 0, 0)
+    if after:
+        world.load(*after)
+    return world
+
+
+def test_guardrail_undoes_pile_on_one_instance(tmp_path: Path) -> None:
+    world = changed(tmp_path, EVEN, ONE)
     with capture_logs() as logs:
         assert world.pass_s(60) <= 12
     assert world.file.current.policy.source == GOOD
@@ -239,10 +239,7 @@ def test_guardrail_undoes_pile_on_one_instance(tmp_path: Path) -> None:
 
 
 def test_guardrail_undoes_moving_pile(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.load(3, 3, 3, 3)
-    world.pass_s(20)
-    world.swap(BAD)
+    world = changed(tmp_path, EVEN)
     turns = itertools.count()
 
     def move() -> None:
@@ -254,10 +251,7 @@ def test_guardrail_undoes_moving_pile(tmp_path: Path) -> None:
 
 
 def test_guardrail_ignores_random_placement(tmp_path: Path) -> None:
-    rng, world = random.Random(7), World(tmp_path, models=("m",) * 32)
-    world.load(*[1] * 32)
-    world.pass_s(20)
-    world.swap(BAD)
+    rng, world = random.Random(7), changed(tmp_path, [1] * 32, models=("m",) * 32)
 
     def scatter() -> None:
         chosen = Counter(rng.choices(range(32), k=40))
@@ -268,11 +262,7 @@ def test_guardrail_ignores_random_placement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 32])
 def test_guardrail_works_with_any_number_of_instances(tmp_path: Path, count: int) -> None:
-    world = World(tmp_path, models=("m",) * count)
-    world.load(*[2] * count)
-    world.pass_s(20)
-    world.swap(BAD)
-    world.load(2 * count, *[0] * (count - 1))
+    world = changed(tmp_path, [2] * count, [2 * count, *[0] * (count - 1)], models=("m",) * count)
     assert world.pass_s(60) <= 20
 
 
@@ -280,7 +270,7 @@ def test_guardrail_leaves_undone_policy_until_file_changes(tmp_path: Path) -> No
     world = World(tmp_path)
     world.swap(WORSE)
     world.pass_s(30)  # without requests
-    world.load(12, 0, 0, 0)
+    world.load(*ONE)
     world.swap(BAD)
     assert world.pass_s(60) <= 12
     assert world.file.current.policy.source == WORSE
@@ -292,11 +282,7 @@ def test_guardrail_leaves_undone_policy_until_file_changes(tmp_path: Path) -> No
 
 
 def test_guardrail_undoes_quick_changes_together(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.load(3, 3, 3, 3)
-    world.pass_s(20)
-    world.swap(BAD)
-    world.load(12, 0, 0, 0)
+    world = changed(tmp_path, EVEN, ONE)
     assert world.pass_s(9) == 9
     world.swap(BAD + "# a try to mend it\n")
     assert world.pass_s(60) <= 12
@@ -305,11 +291,7 @@ def test_guardrail_undoes_quick_changes_together(tmp_path: Path) -> None:
 
 
 def test_guardrail_ignores_change_taken_back_by_hand(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.load(3, 3, 3, 3)
-    world.pass_s(20)
-    world.swap(BAD)
-    world.load(12, 0, 0, 0)
+    world = changed(tmp_path, EVEN, ONE)
     world.swap(GOOD)
     with capture_logs() as logs:
         assert world.pass_s(60) == 60
@@ -326,7 +308,7 @@ def test_guardrail_undoes_later_change_alone(tmp_path: Path) -> None:
     world.swap(GOOD + "# the same\n")
     world.pass_s(30)
     world.swap(BAD)
-    world.load(12, 0, 0, 0)
+    world.load(*ONE)
     assert world.pass_s(60) <= 12
     assert world.file.current.policy.source == GOOD + "# the same\n"
 
@@ -337,32 +319,26 @@ def test_guardrail_restores_a_kept_generation(tmp_path: Path) -> None:
     world.pass_s(20)
     for number in range(12):
         world.swap(f"{BAD}# {number}\n")
-    world.load(12, 0, 0, 0)
+    world.load(*ONE)
     assert world.pass_s(60) <= 12
     assert world.file.current.policy.source == f"{BAD}# 10\n"
 
 
 def test_guardrail_ignores_operator_restore(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.swap(BAD)
+    world = changed(tmp_path)
     world.file.restore(Origin.ROLLBACK, 1)
     world.file.restore(Origin.ROLLBACK, 2)
-    world.load(12, 0, 0, 0)
+    world.load(*ONE)
     assert world.pass_s(600) == 600
 
 
-def test_guardrail_tolerates_earlier_imbalance(tmp_path: Path) -> None:
-    world = World(tmp_path, models=("m",) * 8)
-    world.load(12, 1, 1, 1, 1, 1, 1, 1)
-    world.pass_s(20)
-    world.swap(BAD)
-    assert world.pass_s(600) == 600
-
-
-def test_guardrail_needs_a_least_load(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.swap(BAD)
-    world.load(3, 0, 0, 0)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((12, *[1] * 7), (12, *[1] * 7)), ((), (3, *[0] * 7))],
+    ids=["earlier imbalance", "too few requests"],
+)
+def test_guardrail_tolerates_load(tmp_path: Path, before: Sequence[int], after: Sequence[int]) -> None:
+    world = changed(tmp_path, before, after, models=("m",) * 8)
     assert world.pass_s(600) == 600
 
 
@@ -371,14 +347,12 @@ def test_guardrail_stops_watching_after_its_time(tmp_path: Path) -> None:
     world.load(3, 3, 3, 3)
     world.swap(BAD)
     world.pass_s(31)
-    world.load(12, 0, 0, 0)
+    world.load(*ONE)
     assert world.pass_s(600) == 600
 
 
 def test_guardrail_compares_instances_per_model(tmp_path: Path) -> None:
-    world = World(tmp_path, models=("m", "m", "other", "other"))
-    world.swap(BAD)
-    world.load(9, 9, 1, 1)
+    world = changed(tmp_path, (), (9, 9, 1, 1), models=("m", "m", "other", "other"))
     assert world.pass_s(60) == 60
     world.load(1, 1, 9, 0)
     assert world.pass_s(60) <= 12
@@ -394,18 +368,14 @@ def test_guardrail_groups_instances_without_adapters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("match", ["m", "alias"])
 def test_guardrail_judges_route_by_its_models(tmp_path: Path, match: str) -> None:
-    world = World(tmp_path, models=("m", "m", "other", "other"), match=match)
-    world.swap(BAD)
-    world.load(2, 2, 9, 0)
+    world = changed(tmp_path, (), (2, 2, 9, 0), models=("m", "m", "other", "other"), match=match)
     assert world.pass_s(60) == 60
     world.load(9, 0, 2, 2)
     assert world.pass_s(60) <= 12
 
 
 def test_guardrail_ignores_unhealthy_and_drained_instances(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.swap(BAD)
-    world.load(12, 0, 0, 0)
+    world = changed(tmp_path, (), ONE)
     for instance in world.instances[1:]:
         instance.draining = True
     assert world.pass_s(60) == 60
@@ -436,8 +406,7 @@ def test_guardrail_tolerates_earlier_errors(tmp_path: Path) -> None:
 
 
 def test_guardrail_ignores_requests_of_previous_policy(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.swap(BAD)
+    world = changed(tmp_path)
     assert world.pass_s(60, lambda: world.answer(5, 503, generation=1)) == 60
 
 
@@ -456,8 +425,7 @@ def test_guardrail_counts_failed_evaluations_only(tmp_path: Path) -> None:
 
 
 def test_guardrail_ignores_client_errors(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.swap(BAD)
+    world = changed(tmp_path)
 
     def odd() -> None:
         for status in (499, 400, 404):
@@ -467,8 +435,7 @@ def test_guardrail_ignores_client_errors(tmp_path: Path) -> None:
 
 
 def test_guardrail_needs_enough_failures(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.swap(BAD)
+    world = changed(tmp_path)
     world.answer(12, 503)
     assert world.pass_s(60) == 60
     world.answer(10, 503)
@@ -516,17 +483,12 @@ class Arms(World):
         assert self.canary.refresh()
 
 
-EVEN = (3, 3, 3, 3)
-
-
-def test_guardrail_undoes_canary_hidden_by_the_other_arm(
-    tmp_path: Path,
-) -> None:
+def test_guardrail_undoes_canary_hidden_by_the_other_arm(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.put(control=EVEN, canary=EVEN)
     world.pass_s(20)
     world.swap_canary()
-    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))  # in all twice the mean: within the band
+    world.put(control=(0, 4, 4, 4), canary=ONE)  # in all twice the mean: within the band
     assert world.pass_s(60) <= 12
     assert world.canary.current.origin is Origin.GUARDRAIL
     assert world.file.current.number == 1
@@ -568,24 +530,24 @@ def test_guardrail_looks_at_all_when_an_arm_has_few(tmp_path: Path) -> None:
 
 def test_guardrail_separates_placements_of_previous_policy(tmp_path: Path) -> None:
     world = Arms(tmp_path)
-    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
+    world.put(control=(0, 4, 4, 4), canary=ONE)
     world.swap_canary()
     assert world.pass_s(60) == 60
 
 
 def test_guardrail_tolerates_pile_by_design(tmp_path: Path) -> None:
     world = Arms(tmp_path)
-    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
+    world.put(control=(0, 4, 4, 4), canary=ONE)
     world.pass_s(20)
     world.swap_canary()
-    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
+    world.put(control=(0, 4, 4, 4), canary=ONE)
     assert world.pass_s(600) == 600
 
 
 def test_guardrail_counts_retried_request_once(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.swap_canary()
-    world.put(control=EVEN, canary=(12, 0, 0, 0))
+    world.put(control=EVEN, canary=ONE)
     for i, failed in enumerate(world._open[12:]):
         again = world._begun("canary", i % 4)
         world.guardrail.decided(exchange_of(failed, again), again)
@@ -596,7 +558,7 @@ def test_guardrail_counts_retried_request_once(tmp_path: Path) -> None:
 def test_guardrail_drops_failed_requests_without_alternative(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.swap_canary()
-    world.put(control=EVEN, canary=(12, 0, 0, 0))
+    world.put(control=EVEN, canary=ONE)
     for failed in world._open[12:]:
         nobody = world._begun("", 0)  # no policy ran, so no arm counts
         world.guardrail.decided(exchange_of(failed, nobody), nobody)
@@ -613,32 +575,42 @@ async def slow(call: Call) -> None:
     await healthy(call)
 
 
+def guarded(path: Path, **settings: Any) -> AbstractAsyncContextManager[Running]:
+    """Run a router with four slow engines and a short window of the guardrail."""
+    path.write_text(GOOD)
+    guardrail = GuardrailSettings(window=1.0)
+    engines = (FakeEngine(slow) for _ in range(4))
+    return running(*engines, policy=str(path), guardrail=guardrail, check_after=False, **settings)
+
+
+@asynccontextmanager
+async def clients(router: Running, count: int) -> AsyncIterator[None]:
+    """Clients that ask again as soon as they are answered, each with its own session."""
+    stop = asyncio.Event()
+
+    async def client(number: int) -> None:
+        while not stop.is_set():
+            session = ("x-session-id", f"client-{number}")
+            assert (await router.ask("POST", "/v1/chat/completions", chat(), session)).status == 200
+
+    tasks = [asyncio.create_task(client(number)) for number in range(count)]
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
 async def test_guardrail_undoes_bad_policy_under_load(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
-    path.write_text(GOOD)
-    async with running(
-        *(FakeEngine(slow) for _ in range(4)),
-        policy=str(path),
-        guardrail=GuardrailSettings(window=1.0),
-        check_after=False,
-    ) as router:
-        stop = asyncio.Event()
-
-        async def client() -> None:
-            while not stop.is_set():
-                assert (await router.chat()).status == 200
-
-        clients = [asyncio.create_task(client()) for _ in range(12)]
-        try:
+    async with guarded(path) as router:
+        async with clients(router, 12):
             await asyncio.sleep(1.0)
             began = asyncio.get_running_loop().time()
             path.write_text(BAD)
             await until(lambda: acting(router) is Origin.FILE, within_s=10)
             await until(lambda: acting(router) is Origin.GUARDRAIL, within_s=30)
             assert asyncio.get_running_loop().time() - began < 30
-        finally:
-            stop.set()
-            await asyncio.gather(*clients)
         answer = await router.chat()
         assert answer.value("x-smetric-rule") == "least"
         (line,) = router.lines("smetric.policy.restored")
@@ -654,33 +626,15 @@ def acting(router: Running) -> Origin:
 
 
 async def test_guardrail_undoes_bad_canary_and_keeps_control(tmp_path: Path) -> None:
-    path, canary = tmp_path / "p.policy", tmp_path / "canary.policy"
-    path.write_text(GOOD)
+    canary = tmp_path / "canary.policy"
     canary.write_text(GOOD)
-    async with running(
-        *(FakeEngine(slow) for _ in range(4)),
-        policy=str(path),
-        canary=CanarySettings(policy=str(canary), share=0.5),
-        guardrail=GuardrailSettings(window=1.0),
-        check_after=False,
-    ) as router:
-        stop = asyncio.Event()
-
-        async def client(number: int) -> None:
-            while not stop.is_set():
-                session = ("x-session-id", f"client-{number}")
-                assert (await router.ask("POST", "/v1/chat/completions", chat(), session)).status == 200
-
-        clients = [asyncio.create_task(client(number)) for number in range(24)]
+    async with guarded(tmp_path / "p.policy", canary=CanarySettings(policy=str(canary), share=0.5)) as router:
         control, tried = [arm.file for _, arm in router.application.routes.acting()]
-        try:
+        async with clients(router, 24):
             await asyncio.sleep(0.5)
             canary.write_text(BAD)
             await until(lambda: tried.current.origin is Origin.FILE, within_s=10)
             await until(lambda: tried.current.origin is Origin.GUARDRAIL, within_s=30)
-        finally:
-            stop.set()
-            await asyncio.gather(*clients)
         assert control.current.number == 1
         (line,) = router.lines("smetric.policy.restored")
         assert line["route"] == "default:canary"
