@@ -22,9 +22,7 @@ def test_codec_follows_the_file_suffix() -> None:
     assert gzip.decompress(packer(Path("decisions.jsonl.gz"))(b"line\n")) == b"line\n"
 
 
-def test_zstandard_is_an_extra_and_its_absence_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_zstandard_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def absent(name: str) -> None:
         raise ImportError(name)
 
@@ -63,34 +61,33 @@ def ids(path: Path) -> list[str]:
     return [one.line.id for one in Reading([path])]
 
 
-@pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.jsonl.gz", "decisions.jsonl.zst"])
-def test_reader_reads_each_compression(name: str, tmp_path: Path) -> None:
-    if name.endswith(".zst") and sys.version_info < (3, 14):
+@pytest.fixture(params=["decisions.jsonl", "decisions.jsonl.gz", "decisions.jsonl.zst"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A path for each compression."""
+    if request.param.endswith(".zst") and sys.version_info < (3, 14):
         pytest.importorskip("backports.zstd", reason="the extra `zstd`")
-    path = tmp_path / name
-    wanted = recorded(path)
-    assert ids(path) == wanted
-    anywhere = path.rename(tmp_path / "renamed")  # the content decides, not the name
+    return tmp_path / str(request.param)
+
+
+def test_reader_reads_each_compression(packed: Path) -> None:
+    wanted = recorded(packed)
+    assert ids(packed) == wanted
+    anywhere = packed.rename(packed.parent / "renamed")  # the content decides, not the name
     assert ids(anywhere) == wanted
 
 
-@pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.jsonl.gz", "decisions.jsonl.zst"])
-def test_reader_joins_frames_and_reports_half_a_frame(name: str, tmp_path: Path) -> None:
-    if name.endswith(".zst") and sys.version_info < (3, 14):
-        pytest.importorskip("backports.zstd", reason="the extra `zstd`")
-    first, second, path = tmp_path / "1" / name, tmp_path / "2" / name, tmp_path / name
+def test_reader_joins_frames_and_reports_half_a_frame(packed: Path) -> None:
+    first, second = (packed.parent / number / packed.name for number in "12")
     wanted, more = recorded(first), recorded(second)
-    whole = first.read_bytes()
-    path.write_bytes(whole + second.read_bytes())
-    assert ids(path) == wanted + more
-    path.write_bytes(whole + second.read_bytes()[:-20])
-    reading = Reading([path])
+    packed.write_bytes(first.read_bytes() + second.read_bytes())
+    assert ids(packed) == wanted + more
+    packed.write_bytes(first.read_bytes() + second.read_bytes()[:-20])
+    reading = Reading([packed])
     assert [one.line.id for one in reading][:50] == wanted
-    assert reading.cut_short == [path]
+    assert reading.cut_short == [packed]
 
 
-def test_reader_gives_each_decision_its_policy(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_reader_gives_each_decision_its_policy(path: Path) -> None:
     fleet = Fleet(random.Random(2), 4)
     other = policy("policy other\nroute argmin(requests)\n")
     write(path, [fleet.decide(policy(LOAD_ONLY)), fleet.decide(other, generation=2), fleet.decide(policy(LOAD_ONLY))])
@@ -142,8 +139,7 @@ def test_reader_accepts_an_empty_file_among_others_only(tmp_path: Path) -> None:
         find([empty, path], wanted[0])
 
 
-def test_columns_that_do_not_fit_the_candidates_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_reader_refuses_columns_that_do_not_fit_the_candidates(path: Path) -> None:
     recorded(path, 1)
     lines = path.read_bytes().splitlines(keepends=True)
     for spoilt in (b'"values":[', b'"age":['):
@@ -152,10 +148,9 @@ def test_columns_that_do_not_fit_the_candidates_are_refused(tmp_path: Path) -> N
             ids(path)
 
 
-def test_reader_names_the_decision_of_a_wrong_value(tmp_path: Path) -> None:
+def test_reader_names_the_decision_of_a_wrong_value(path: Path) -> None:
     from smetric.records.replay import Judge
 
-    path = tmp_path / "decisions.jsonl"
     (wanted,) = recorded(path, 1)
     lines = path.read_bytes().splitlines(keepends=True)
     values = lines[-1].split(b'"values":[')[1].split(b"]")[0]
@@ -170,7 +165,7 @@ def test_reader_names_an_unreadable_file(tmp_path: Path) -> None:
         ids(tmp_path / "absent.jsonl")
 
 
-def test_progress_is_told_in_bytes_of_the_disk(tmp_path: Path) -> None:
+def test_reader_reports_progress_in_bytes_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl.gz"
     recorded(path)
     told: list[int] = []

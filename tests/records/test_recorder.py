@@ -37,7 +37,7 @@ def shipped(name: str) -> Policy:
     return load(path.read_text(), VOCABULARY, libraries=libraries_beside(path))
 
 
-def test_numbers_are_always_recorded_and_the_model() -> None:
+def test_recorder_always_records_numbers_and_the_model() -> None:
     always = fields_recorded([shipped("round_robin")])
     assert always == ["turn", "prompt_len", "est_hit", "priority", "model", "held"]
 
@@ -60,14 +60,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def line_of(record: DecisionRecord, path: Path, observed: Any = ()) -> dict[str, Any]:
-    write(path / "decisions.jsonl", [record], observed)
-    return lines(path / "decisions.jsonl")[0]
+    write(path, [record], observed)
+    return lines(path)[0]
 
 
-def test_line_has_values_read_and_outcome(tmp_path: Path) -> None:
+def test_line_has_values_read_and_outcome(path: Path) -> None:
     record = samples.record(hits=(0, 880, 0), loads=(2, 3, 1), known=[True, True, False])
     record.ttft_s = 0.25
-    line = line_of(record, tmp_path)
+    line = line_of(record, path)
     assert line["id"] == record.id
     assert (line["outcome"], line["instance"], line["rule"]) == ("routed", "gpu-1", "stick")
     assert line["guards"] == [
@@ -85,138 +85,136 @@ def test_line_has_values_read_and_outcome(tmp_path: Path) -> None:
     assert line["hit"] == {"tokens": 880, "source": "prefix_index"}
 
 
-def test_line_has_forecast_and_migration(tmp_path: Path) -> None:
+def test_line_has_forecast_and_migration(path: Path) -> None:
     record = samples.record(loads=(2, 30, 1))
     record.ttft_s = 0.25
     record.migration = Migration("gpu-1", "not_overloaded", 880)
     record.forecast = Forecast(0.2, "gpu-1", 1.5, 880)
-    line = line_of(record, tmp_path)
+    line = line_of(record, path)
     assert line["migration"] == {"from": "gpu-1", "guard": "not_overloaded", "left_tokens": 880}
     assert line["forecast"] == {"ttft_s": 0.2, "other": "gpu-1", "other_ttft_s": 1.5, "other_hit": 880}
-    found = find([tmp_path / "decisions.jsonl"], record.id)
+    found = find([path], record.id)
     assert found is not None
     told = ending(found.line)
     assert "first byte after 0.25 s (0.2 s expected, 1.5 s on gpu-1)" in told
     assert told.endswith("moved from gpu-1, which keeps 880 tokens more: not_overloaded")
 
 
-def test_record_has_policy_text_and_parameters(tmp_path: Path) -> None:
+def test_record_has_policy_text_and_parameters(path: Path) -> None:
     acting = policy(Path("policies/smetric.policy").read_text(), OVERLOAD=3.0)
-    write(tmp_path / "d.jsonl", [Fleet(random.Random(1), 3).decide(acting, generation=4)])
-    line = orjson.loads((tmp_path / "d.jsonl").read_bytes().splitlines()[1])
+    write(path, [Fleet(random.Random(1), 3).decide(acting, generation=4)])
+    line = orjson.loads(path.read_bytes().splitlines()[1])
     assert (line["kind"], line["generation"], line["name"], line["digest"]) == ("policy", 4, "smetric", acting.digest)
     assert line["text"] == acting.source
     assert line["params"] == {"OVERLOAD": 3.0, "HIT_RATIO": 0.5, "LOAD": "requests", "FLOOR": 0.0}
     assert line["file"] == "test.policy"
 
 
-def test_policies_of_two_arms_are_told_apart_also_where_none_of_them_ran(tmp_path: Path) -> None:
+def test_record_names_the_policy_of_each_arm_without_a_decision(path: Path) -> None:
     records = [DecisionRecord(1, names.NO_CANDIDATE, samples.request(), acting, 1) for acting in (LOAD_ONLY, BY_TENANT)]
-    write(tmp_path / "d.jsonl", records)
-    assert [one.policy.name for one in Reading([tmp_path / "d.jsonl"])] == ["load_only", "by_tenant"]
+    write(path, records)
+    assert [one.policy.name for one in Reading([path])] == ["load_only", "by_tenant"]
 
 
-def test_line_leaves_out_unknown_fields_of_a_request(tmp_path: Path) -> None:
+def test_line_leaves_out_unknown_fields_of_a_request(path: Path) -> None:
     crowd = policy("policy crowd\nroute argmin(requests) when req.class_share > 0.5\nroute rr_argmin(requests)\n")
     fleet = Fleet(random.Random(1), 3)
     told = [False, True, False]  # only requests of a route whose policy reads it have it
     records = [fleet.decide(LOAD_ONLY, fleet.request(is_described=is_told, class_share=0.5)) for is_told in told]
-    write(tmp_path / "d.jsonl", records, [crowd])
-    assert [line["request"].get("class_share") for line in lines(tmp_path / "d.jsonl")] == [None, 0.5, None]
+    write(path, records, [crowd])
+    assert [line["request"].get("class_share") for line in lines(path)] == [None, 0.5, None]
     judge = Judge(crowd)
-    answers = [judge.decide(one) for one in Reading([tmp_path / "d.jsonl"])]
+    answers = [judge.decide(one) for one in Reading([path])]
     assert [isinstance(one, NotRecorded) for one in answers] == [True, False, True]
     assert str(answers[0]) == "not answerable: req.class_share not read"
 
 
-def test_sessions_tenants_and_ids_are_left_out_where_no_policy_reads_them(tmp_path: Path) -> None:
+def test_line_leaves_out_client_texts_that_no_policy_reads(path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     request = fleet.request(session="secret-session", tenant="secret-tenant", id="secret-id")
-    line = line_of(fleet.decide(LOAD_ONLY, request), tmp_path)
+    line = line_of(fleet.decide(LOAD_ONLY, request), path)
     assert line["request"].keys() == {"turn", "prompt_len", "est_hit", "priority", "model", "held"}
-    assert b"secret" not in (tmp_path / "decisions.jsonl").read_bytes()
+    assert b"secret" not in path.read_bytes()
 
 
-def test_texts_read_are_pseudonyms_unless_the_policy_names_them(tmp_path: Path) -> None:
+def test_texts_read_are_pseudonyms_unless_the_policy_names_them(path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     tenants = ["blue", "secret-tenant", ""]
-    write(tmp_path / "d.jsonl", [fleet.decide(BY_TENANT, fleet.request(tenant=tenant)) for tenant in tenants])
-    assert [line["request"]["tenant"] for line in lines(tmp_path / "d.jsonl")] == [
+    write(path, [fleet.decide(BY_TENANT, fleet.request(tenant=tenant)) for tenant in tenants])
+    assert [line["request"]["tenant"] for line in lines(path)] == [
         "blue",
         pseudonym("secret-tenant"),
         "",
     ]
-    assert b"secret" not in (tmp_path / "d.jsonl").read_bytes()
+    assert b"secret" not in path.read_bytes()
 
 
-def test_text_of_the_snapshot_is_recorded_unchanged(tmp_path: Path) -> None:
+def test_text_of_the_snapshot_is_recorded_unchanged(path: Path) -> None:
     fleet = Fleet(random.Random(1), 1)
-    write(tmp_path / "d.jsonl", [fleet.decide(BY_SESSION, fleet.request(session=name)) for name in ("gpu-0", "gpu-9")])
-    assert [line["request"]["session"] for line in lines(tmp_path / "d.jsonl")] == ["gpu-0", pseudonym("gpu-9")]
+    write(path, [fleet.decide(BY_SESSION, fleet.request(session=name)) for name in ("gpu-0", "gpu-9")])
+    assert [line["request"]["session"] for line in lines(path)] == ["gpu-0", pseudonym("gpu-9")]
 
 
 @pytest.mark.parametrize(("name", "cell"), [("zone", "blue"), ("loras", frozenset({"green", "blue"}))])
-def test_so_is_one_that_stands_beside_it_for_observed_policies(name: str, cell: Any, tmp_path: Path) -> None:
+def test_text_of_an_observed_snapshot_is_recorded_unchanged(name: str, cell: Any, path: Path) -> None:
     fleet = Fleet(random.Random(1), 1)
     record = fleet.decide(BY_SESSION, fleet.request(session="blue"))
     record.beside = ((fleet.snapshot(fleet.instances, {name: [cell]}), None),)
-    assert line_of(record, tmp_path)["request"]["session"] == "blue"
+    assert line_of(record, path)["request"]["session"] == "blue"
 
 
-def test_text_equal_to_the_model_is_recorded_unchanged(tmp_path: Path) -> None:
+def test_text_equal_to_the_model_is_recorded_unchanged(path: Path) -> None:
     fleet = Fleet(random.Random(1), 1)
-    assert (
-        line_of(fleet.decide(BY_SESSION, fleet.request(session="m", model="m")), tmp_path)["request"]["session"] == "m"
-    )
+    assert line_of(fleet.decide(BY_SESSION, fleet.request(session="m", model="m")), path)["request"]["session"] == "m"
 
 
-def test_model_is_recorded_if_it_is_a_name(tmp_path: Path) -> None:
+def test_model_is_recorded_if_it_is_a_name(path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     odd = "ignore all instructions\nand " * 40
     write(
-        tmp_path / "d.jsonl",
+        path,
         [fleet.decide(LOAD_ONLY, fleet.request(model=model)) for model in ("org/m", odd, "\ud800")],
     )
-    assert [line["request"]["model"] for line in lines(tmp_path / "d.jsonl")] == [
+    assert [line["request"]["model"] for line in lines(path)] == [
         "org/m",
         pseudonym(odd),
         pseudonym("\ud800"),
     ]
 
 
-def test_line_has_the_request_at_its_decision(tmp_path: Path) -> None:
+def test_line_has_the_request_at_its_decision(path: Path) -> None:
     record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
-    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+    recorder = Recorder(writer := make_writer(path, {}))
     record.request.held = 0.0
     recorder.decided(exchange_of(record), record)
     record.request.held, record.request.prompt_len = 2.5, 1
     recorder.write(settle(record))
     writer.flush()
-    (line,) = lines(tmp_path / "d.jsonl")
+    (line,) = lines(path)
     assert line["request"]["held"] == 0.0
     assert line["request"]["prompt_len"] > 1
 
 
-def test_only_the_last_line_of_a_request_has_its_end(tmp_path: Path) -> None:
+def test_only_the_last_line_of_a_request_has_its_end(path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     first, second = fleet.decide(LOAD_ONLY), fleet.decide(LOAD_ONLY)
     second.rank = 1
-    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+    recorder = Recorder(writer := make_writer(path, {}))
     recorder.decided(exchange_of(first), first)
     recorder.decided(exchange_of(first, second), second)
     recorder.write(settle(second))
     writer.flush()
-    found = lines(tmp_path / "d.jsonl")
+    found = lines(path)
     assert [(line["id"], line["rank"], line["status"]) for line in found] == [(first.id, 0, None), (second.id, 1, 200)]
 
 
 @pytest.mark.parametrize("outcome", [names.PINNED, names.NO_CANDIDATE, names.ERROR])
-def test_requests_without_a_decision_have_a_line_too(outcome: str, tmp_path: Path) -> None:
-    line = line_of(samples.record(outcome), tmp_path)
+def test_line_exists_for_requests_without_a_decision(outcome: str, path: Path) -> None:
+    line = line_of(samples.record(outcome), path)
     assert (line["outcome"], line["ids"], line["columns"]) == (outcome, [], {})
 
 
-def test_line_has_observed_features_with_their_lag(tmp_path: Path) -> None:
+def test_line_has_observed_features_with_their_lag(path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     record = fleet.decide(LOAD_ONLY)
     assert record.decision is not None
@@ -224,13 +222,13 @@ def test_line_has_observed_features_with_their_lag(tmp_path: Path) -> None:
     at_hand = fleet.snapshot(chosen, {"kv_usage": [0.5] * len(chosen)})
     looked_up = fleet.snapshot(chosen, {"hit_len": [1] * len(chosen)})
     record.beside = ((at_hand, None), (looked_up, 0.004))
-    columns = line_of(record, tmp_path)["columns"]
+    columns = line_of(record, path)["columns"]
     assert columns.keys() == {"requests", "kv_usage", "hit_len"}
     assert [columns[name].get("lag") for name in columns] == [None, None, 0.004]
 
 
-def test_observed_policy_is_recorded_after_a_clock_set_back(tmp_path: Path) -> None:
-    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+def test_observed_policy_is_recorded_after_a_clock_set_back(path: Path) -> None:
+    recorder = Recorder(writer := make_writer(path, {}))
     recorder.follow([BY_TENANT])
     record = samples.record()
     record.request.tenant = "red"
@@ -238,24 +236,24 @@ def test_observed_policy_is_recorded_after_a_clock_set_back(tmp_path: Path) -> N
     recorder.decided(exchange_of(record), record)
     recorder.write(record)
     writer.flush()
-    assert lines(tmp_path / "d.jsonl")[0]["request"]["tenant"] == pseudonym("red")
+    assert lines(path)[0]["request"]["tenant"] == pseudonym("red")
 
 
-def test_policies_of_many_reloads_are_not_all_kept(tmp_path: Path) -> None:
+def test_recorder_keeps_a_bounded_number_of_policies(path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
-    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+    recorder = Recorder(writer := make_writer(path, {}))
     for generation in range(1, 301):
         record = fleet.decide(LOAD_ONLY, generation=generation)
         recorder.decided(exchange_of(record), record)
         recorder.write(record)
     writer.flush()
     assert len(recorder._generations) <= 256
-    assert len(lines(tmp_path / "d.jsonl")) == 300
+    assert len(lines(path)) == 300
 
 
-def test_recorder_counts_and_logs_a_failed_line(tmp_path: Path) -> None:
+def test_recorder_counts_and_logs_a_failed_line(path: Path) -> None:
     results: dict[str, int] = {}
-    recorder = Recorder(make_writer(tmp_path / "d.jsonl", results))
+    recorder = Recorder(make_writer(path, results))
     with capture_logs() as logs:
         for _ in range(3):
             record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
@@ -275,7 +273,7 @@ def load_records(tmp_path: Path, text: str, **env: str) -> Settings:
     return load_settings(path, env)
 
 
-def test_settings_accept_a_path_alone(tmp_path: Path) -> None:
+def test_settings_accept_a_path_alone(tmp_path: Path, path: Path) -> None:
     settings = load_records(tmp_path, "record: decisions.jsonl.gz\n")
     assert settings.record == RecordSettings(path=str(tmp_path / "decisions.jsonl.gz"))
     stack = RecordStack(settings, [], lambda *_: None)
@@ -284,7 +282,7 @@ def test_settings_accept_a_path_alone(tmp_path: Path) -> None:
     assert len(stack.writers) == 1
 
 
-def test_settings_of_records_come_from_the_environment(tmp_path: Path) -> None:
+def test_settings_of_records_come_from_the_environment(tmp_path: Path, path: Path) -> None:
     assert load_records(tmp_path, "", SMETRIC_RECORD="/var/lib/d.jsonl").record.path == "/var/lib/d.jsonl"
     settings = load_records(tmp_path, "", SMETRIC_RECORD__TRACE="/var/lib/t.jsonl", SMETRIC_RECORD__KEEP="3")
     assert settings.record == RecordSettings(trace="/var/lib/t.jsonl", keep=3)

@@ -43,16 +43,15 @@ def compare(path: Path, after: Policy | None = None, before: Policy | None = Non
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_replay_repeats_each_shipped_policy(name: str, tmp_path: Path) -> None:
+def test_replay_repeats_each_shipped_policy(name: str, path: Path) -> None:
     fleet, acting = Fleet(random.Random(name), 8), policy(SHIPPED[name])
-    path = tmp_path / "decisions.jsonl"
     assert write(path, [fleet.decide(acting) for _ in range(1000)]) == {"written": 1000}
     found = compare(path)
     assert (found.compared, found.agreed, found.renamed.total()) == (1000, 1000, 0)
 
 
-def test_replay_repeats_a_rejected_retry(tmp_path: Path) -> None:
-    fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
+def test_replay_repeats_a_rejected_retry(path: Path) -> None:
+    fleet = Fleet(random.Random(3), 8)
     record = fleet.decide(policy('policy p\nreject 429 "no" when true\nroute argmin(requests)\n'))
     record.rank, record.status = 1, 502  # as the first instance answered
     write(path, [record])
@@ -60,8 +59,8 @@ def test_replay_repeats_a_rejected_retry(tmp_path: Path) -> None:
     assert (found.compared, found.agreed) == (1, 1)
 
 
-def test_replay_sets_a_parameter_where_a_policy_has_it(tmp_path: Path) -> None:
-    fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
+def test_replay_sets_a_parameter_where_a_policy_has_it(path: Path) -> None:
+    fleet = Fleet(random.Random(3), 8)
     policies = [policy(SHIPPED["smetric"]), policy(SHIPPED["load_only"]), policy(SHIPPED["lmetric"])]
     write(path, [fleet.decide(policies[n % 3], generation=n % 3 + 1) for n in range(300)])
     found = Comparison(RECORDED, "it")
@@ -73,8 +72,8 @@ def test_replay_sets_a_parameter_where_a_policy_has_it(tmp_path: Path) -> None:
     assert {move.before for move in found.moves} == {"stick"}
 
 
-def test_replay_refuses_an_unknown_parameter(tmp_path: Path) -> None:
-    fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
+def test_replay_refuses_an_unknown_parameter(path: Path) -> None:
+    fleet = Fleet(random.Random(3), 8)
     write(path, [fleet.decide(policy(SHIPPED[name]), generation=n) for n, name in enumerate(("smetric", "load_only"))])
     after = Judges(None, {"OVERLOAD": 1.0, "OVERLOD": 1.0})
     replay(Reading([path]), after, None, Comparison(RECORDED, "it"))
@@ -94,16 +93,14 @@ def test_replay_repeats_any_policy_and_request(seed: int, count: int, tmp_path_f
     assert (found.compared, found.agreed, found.renamed.total()) == (40, 40, 0)
 
 
-def test_replay_uses_configured_parameters(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_uses_configured_parameters(path: Path) -> None:
     fleet = Fleet(random.Random(1), 8)
     acting = policy(SHIPPED["smetric"], LOAD="unprefilled", OVERLOAD=1.1)
     write(path, [fleet.decide(acting) for _ in range(300)])
     assert compare(path).agreement == 1.0
 
 
-def test_replay_finds_libraries_in_the_record(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_finds_libraries_in_the_record(path: Path) -> None:
     library = "library guards\nparam MOST = 1.5 in 1..9\ndef calm(s, l) = l[s] <= MOST * mean(l)\n"
     text = (
         "policy with_library\nuse guards (calm, MOST)\nlet s = argmax(hit_len)\n"
@@ -124,8 +121,7 @@ def test_replay_finds_libraries_in_the_record(tmp_path: Path) -> None:
     assert compare(path, MOST=9.0).rules_after["rest"] < found.rules_after["rest"]
 
 
-def test_replay_places_pseudonyms_like_their_texts(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_places_pseudonyms_like_their_texts(path: Path) -> None:
     acting = policy(
         'policy keys\nlet two = top(hrw(req.session), 2)\nroute argmin(requests where two) when req.session != ""\n'
         "route argmin(requests where draw(2)) when bucket(req.tenant) < 0.5\nroute argmax(hrw(req.id))\n"
@@ -138,8 +134,7 @@ def test_replay_places_pseudonyms_like_their_texts(tmp_path: Path) -> None:
     assert b'"s1"' not in path.read_bytes()
 
 
-def test_replay_settings_change_the_recorded_policy_only(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_settings_change_the_recorded_policy_only(path: Path) -> None:
     fleet, acting = Fleet(random.Random(2), 8), policy(SHIPPED["smetric"])
     write(path, [fleet.decide(acting) for _ in range(500)])
     assert compare(path, OVERLOAD=2.0).agreement == 1.0
@@ -150,8 +145,7 @@ def test_replay_settings_change_the_recorded_policy_only(tmp_path: Path) -> None
     assert {move.after for move in changed.moves} == {"balance"}
 
 
-def test_replay_leaves_missing_lookups_unanswered(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_leaves_missing_lookups_unanswered(path: Path) -> None:
     fleet, acting = Fleet(random.Random(3), 4), policy(SHIPPED["smetric"])
     write(path, [fleet.decide(acting, fleet.request(turn=turn, est_hit=0)) for turn in [0] * 7 + [2] * 5])
     found = compare(path, policy(SHIPPED["bailian"]))
@@ -159,16 +153,7 @@ def test_replay_leaves_missing_lookups_unanswered(tmp_path: Path) -> None:
     assert found.compared == 5
 
 
-def test_replay_leaves_unread_features_unanswered(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
-    fleet, acting = Fleet(random.Random(4), 4), policy(SHIPPED["load_only"])
-    write(path, [fleet.decide(acting) for _ in range(5)])
-    by_usage = policy("policy by_usage\nroute argmin(kv_usage) as usage\n")
-    assert compare(path, by_usage).unanswered == {"not answerable: kv_usage not read": 5}
-
-
-def test_replay_does_not_need_unreached_columns(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_needs_only_reached_columns(path: Path) -> None:
     fleet, acting = Fleet(random.Random(5), 4), policy(SHIPPED["load_only"])
     write(path, [fleet.decide(acting, fleet.request(turn=turn)) for turn in (0, 0, 4)])
     either = policy("policy either\nroute rr_argmin(requests) when req.turn == 0\nroute argmin(kv_usage)\n")
@@ -176,8 +161,7 @@ def test_replay_does_not_need_unreached_columns(tmp_path: Path) -> None:
     assert (found.compared, found.unanswered) == (2, {"not answerable: kv_usage not read": 1})
 
 
-def test_replay_leaves_unread_fields_unanswered(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_leaves_unread_fields_unanswered(tmp_path: Path, path: Path) -> None:
     fleet, acting = Fleet(random.Random(6), 4), policy(SHIPPED["load_only"])
     by_tenant = policy('policy by_tenant\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests)\n')
     records = [fleet.decide(acting, fleet.request(tenant=tenant)) for tenant in ("blue", "red", "blue")]
@@ -189,8 +173,7 @@ def test_replay_leaves_unread_fields_unanswered(tmp_path: Path) -> None:
     assert [found.rules_after[rule] for rule in ("reject_1", "route_1")] == [2, 1]
 
 
-def test_replay_compares_strings_the_recorded_policy_did_not_name(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_compares_strings_the_recorded_policy_did_not_name(path: Path) -> None:
     fleet = Fleet(random.Random(7), 4)
     acting = policy('policy one\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests)\n')
     write(path, [fleet.decide(acting, fleet.request(tenant=tenant)) for tenant in ("blue", "red", "green", "red")])
@@ -200,8 +183,7 @@ def test_replay_compares_strings_the_recorded_policy_did_not_name(tmp_path: Path
     assert b"red" not in path.read_bytes()
 
 
-def test_replay_continues_rotations_without_recorded_cursors(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_continues_rotations_without_recorded_cursors(path: Path) -> None:
     fleet = Fleet(random.Random(8), 4)
     write(path, [fleet.decide(policy(SHIPPED["bailian"])) for _ in range(400)])
     turns = policy("policy turns\nroute rr_argmin(0) as turns\n")
@@ -209,9 +191,8 @@ def test_replay_continues_rotations_without_recorded_cursors(tmp_path: Path) -> 
     assert max(spread.requests.values()) - min(spread.requests.values()) < 60
 
 
-def test_replay_repeats_first_rotations_in_any_order_of_lines(tmp_path: Path) -> None:
+def test_replay_repeats_first_rotations_in_any_order_of_lines(path: Path) -> None:
     """Lines stand in the order in which requests ended, so the first decision of all may come last."""
-    path = tmp_path / "decisions.jsonl"
     turns = policy("policy turns\nroute rr_argmin(0) as turns\n")
     for seed in range(8):
         fleet = Fleet(random.Random(seed), 4)
@@ -219,8 +200,7 @@ def test_replay_repeats_first_rotations_in_any_order_of_lines(tmp_path: Path) ->
         assert compare(path).agreement == compare(path, turns).agreement == 1.0
 
 
-def test_replay_compares_two_policies(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_compares_two_policies(path: Path) -> None:
     fleet = Fleet(random.Random(9), 6)
     write(path, [fleet.decide(policy(SHIPPED["smetric_basic"])) for _ in range(300)])
     found = compare(path, policy(SHIPPED["lmetric"]), policy(SHIPPED["lmetric"]))
@@ -229,8 +209,7 @@ def test_replay_compares_two_policies(tmp_path: Path) -> None:
     assert compare(path, policy(SHIPPED["lmetric"]), policy(SHIPPED["bailian"])).moves.total() > 0
 
 
-def test_replay_reports_load_hits_and_examples_of_both_sides(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_replay_reports_load_hits_and_examples_of_both_sides(path: Path) -> None:
     fleet = Fleet(random.Random(10), 3)
     write(path, [fleet.decide(policy(SHIPPED["lmetric"])) for _ in range(200)])
     found = compare(path, policy(SHIPPED["bailian"]))

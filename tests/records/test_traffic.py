@@ -13,7 +13,7 @@ from smetric import names
 from smetric.fleet.record import DecisionRecord
 from smetric.records.traffic import TRACE_BLOCK_BYTES, Traffic, Trigger, trigger_of
 from smetric.request.reader import ReaderSettings, parse
-from smetric.request.request import Api, TokenRatio, Usage
+from smetric.request.request import Api, InferenceRequest, TokenRatio, Usage
 from tests.fakes import exchange_of
 from tests.records.drive import make_writer
 from tests.telemetry import samples
@@ -31,12 +31,19 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
+def read(api: Api, body: dict[str, Any], *headers: tuple[bytes, bytes]) -> InferenceRequest:
+    return parse(api, orjson.dumps({"model": "m", **body}), list(headers), TokenRatio(), ReaderSettings())
+
+
+def last_message(api: Api, body: dict[str, Any]) -> Any:
+    prompt = read(api, body).prompt
+    assert prompt is not None
+    return prompt.last_message()
+
+
 def trigger(api: Api, messages: list[dict[str, Any]], **more: Any) -> Trigger:
     field = "input" if api is Api.RESPONSES else "messages"
-    body = orjson.dumps({"model": "m", field: messages, **more})
-    prompt = parse(api, body, [], TokenRatio(), ReaderSettings()).prompt
-    assert prompt is not None
-    return trigger_of(prompt.last_message())
+    return trigger_of(last_message(api, {field: messages, **more}))
 
 
 @pytest.mark.parametrize(
@@ -56,11 +63,11 @@ def trigger(api: Api, messages: list[dict[str, Any]], **more: Any) -> Trigger:
         ([said("user", SUMMARY), said("assistant", "b"), said("user", "c")], Trigger.USER),
     ],
 )  # fmt: skip
-def test_messages(messages: list[dict[str, Any]], wanted: Trigger) -> None:
+def test_trigger_of_messages(messages: list[dict[str, Any]], wanted: Trigger) -> None:
     assert trigger(Api.MESSAGES, messages, system="be brief", tools=[{"name": "ls"}]) is wanted
 
 
-def test_chat_brings_tools_results_in_messages_of_their_own() -> None:
+def test_trigger_of_chat_reads_tool_messages() -> None:
     call = {"id": "t1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
     begun = [said("system", "s"), said("user", "a"), said("assistant", None, tool_calls=[call, call])]
     results = [said("tool", "files", tool_call_id="t1"), said("tool", "more", tool_call_id="t2")]
@@ -68,7 +75,7 @@ def test_chat_brings_tools_results_in_messages_of_their_own() -> None:
     assert trigger(Api.CHAT, [*begun, *results, said("user", "go on")]) is Trigger.USER
 
 
-def test_responses_bring_them_as_items() -> None:
+def test_trigger_of_responses_reads_output_items() -> None:
     call = {"type": "function_call", "call_id": "t1", "name": "ls", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "t1", "output": "files"}
     assert trigger(Api.RESPONSES, [said("user", "a"), call, output]) is Trigger.AGENT
@@ -78,18 +85,13 @@ def test_responses_bring_them_as_items() -> None:
 
 
 def test_traffic_without_conversation_is_triggered_by_user() -> None:
-    body = orjson.dumps({"model": "m", "prompt": SUMMARY})
-    prompt = parse(Api.COMPLETIONS, body, [], TokenRatio(), ReaderSettings()).prompt
-    assert prompt is not None
-    assert prompt.last_message() == []
+    assert last_message(Api.COMPLETIONS, {"prompt": SUMMARY}) == []
     assert trigger_of([]) is Trigger.USER
 
 
 def test_traffic_hashes_the_beginning_of_a_long_message() -> None:
-    body = orjson.dumps({"model": "m", "messages": [said("user", "x" * 1_000_000)]})
-    prompt = parse(Api.CHAT, body, [], TokenRatio(), ReaderSettings()).prompt
-    assert prompt is not None
-    assert sum(len(text) for _, text in prompt.last_message()) < 10_000
+    message = last_message(Api.CHAT, {"messages": [said("user", "x" * 1_000_000)]})
+    assert sum(len(text) for _, text in message) < 10_000
 
 
 # Parents, sessions and bounds
@@ -106,18 +108,24 @@ class Desk:
         self.traffic = Traffic(self.writer)
         self.now_ns = 1_700_000_000_000_000_000
 
+    def decide(self, *texts: str, session: str = "", outcome: str = names.ROUTED) -> DecisionRecord:
+        """Decide on a request whose conversation has these texts."""
+        messages = [said(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
+        record = samples.record(outcome)
+        record.request = read(Api.CHAT, {"messages": messages}, *[(SESSION, session.encode())] * bool(session))
+        self.traffic.decided(exchange_of(record, arrival_ns=self.now_ns), record)
+        return record
+
+    def end(self, record: DecisionRecord) -> None:
+        self.traffic.ended(exchange_of(record, arrival_ns=self.now_ns))
+
     async def serve(self, *texts: str, session: str = "", usage: Usage | None = None) -> DecisionRecord:
         """Serve a request whose conversation has these texts."""
-        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-        body = orjson.dumps({"model": "m", "messages": messages})
-        headers = [(SESSION, session.encode())] if session else []
-        record = samples.record(names.ROUTED)
-        record.request = parse(Api.CHAT, body, headers, TokenRatio(), ReaderSettings())
         self.now_ns += 5_000_000
-        self.traffic.decided(exchange_of(record, arrival_ns=self.now_ns), record)
+        record = self.decide(*texts, session=session)
         await asyncio.sleep(0)
         record.status, record.ttft_s, record.duration_s, record.usage = 200, 0.1, 0.2, usage
-        self.traffic.ended(exchange_of(record, arrival_ns=self.now_ns))
+        self.end(record)
         return record
 
     def lines(self) -> list[dict[str, Any]]:
@@ -142,15 +150,12 @@ async def test_traffic_parent_is_the_request_of_the_prior_prompt(desk: Desk) -> 
     assert lines[0]["unix_ms"] == 1_700_000_000_005
 
 
-async def test_times_count_from_the_first_request_also_where_a_later_one_ends_before_it(desk: Desk) -> None:
-    first = samples.record(names.ROUTED)
-    first.request = parse(
-        Api.CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}', [], TokenRatio(), ReaderSettings()
-    )
-    desk.traffic.decided(exchange_of(first, arrival_ns=desk.now_ns), first)
+async def test_timestamps_count_from_the_first_arrival(desk: Desk) -> None:
+    arrival_ns, first = desk.now_ns, desk.decide("a")
     await asyncio.sleep(0)
     await desk.serve("b")
-    desk.traffic.ended(exchange_of(first, arrival_ns=1_700_000_000_000_000_000))
+    desk.now_ns = arrival_ns
+    desk.end(first)
     assert [line["timestamp"] for line in desk.lines()] == [5, 0]
 
 
@@ -169,7 +174,7 @@ async def test_traffic_new_conversation_has_no_parent(desk: Desk) -> None:
     assert lines[0]["session"] == lines[1]["session"]
 
 
-async def test_equal_beginnings_have_equal_ids_and_other_runs_have_others(desk: Desk, tmp_path: Path) -> None:
+async def test_hashes_are_equal_within_a_run_only(desk: Desk, tmp_path: Path) -> None:
     blocks = "".join(f"{i:<{TRACE_BLOCK_BYTES // 4}}" for i in range(12))
     await desk.serve(blocks + "one")
     await desk.serve(blocks + "two")
@@ -183,7 +188,7 @@ async def test_equal_beginnings_have_equal_ids_and_other_runs_have_others(desk: 
     assert one["model"] != elsewhere["model"]
 
 
-async def test_lengths_are_the_instances_where_it_says_them(desk: Desk) -> None:
+async def test_lengths_are_those_reported_by_the_instance(desk: Desk) -> None:
     await desk.serve("a" * 4000, usage=Usage(777, 33, 512))
     await desk.serve("b" * 4000)
     counted, estimated = desk.lines()
@@ -192,12 +197,10 @@ async def test_lengths_are_the_instances_where_it_says_them(desk: Desk) -> None:
     assert (estimated["output_length"], estimated["cached_tokens"]) == (None, None)
 
 
-async def test_requests_that_end_before_they_are_looked_at_are_left_out(desk: Desk) -> None:
-    record = samples.record(names.REJECTED)
-    record.request = parse(Api.CHAT, b'{"model":"m","messages":[]}', [], TokenRatio(), ReaderSettings())
-    desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)
+async def test_traffic_leaves_out_requests_that_end_before_hashing(desk: Desk) -> None:
+    record = desk.decide(outcome=names.REJECTED)
     record.request.let_go()
-    desk.traffic.ended(exchange_of(record, arrival_ns=desk.now_ns))
+    desk.end(record)
     await asyncio.sleep(0)
     assert desk.lines() == []
     assert desk.traffic._glances == {}
@@ -214,10 +217,8 @@ async def test_traffic_memory_is_bounded(desk: Desk) -> None:
 
 
 async def test_traffic_failure_does_not_reach_the_request(desk: Desk) -> None:
-    record = samples.record(names.ROUTED)
-    record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), ReaderSettings())
-    desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)
+    record = desk.decide()
     await asyncio.sleep(0)
     record.status = object()  # type: ignore[assignment]  # simulates a bug
-    desk.traffic.ended(exchange_of(record, arrival_ns=desk.now_ns))
+    desk.end(record)
     assert desk.lines() == []

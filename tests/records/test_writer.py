@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -54,9 +56,8 @@ def test_full_file_is_rotated_and_the_oldest_deleted(tmp_path: Path) -> None:
     ]
 
 
-def test_rotation_keeps_the_newest_after_a_clock_set_back(tmp_path: Path) -> None:
+def test_rotation_keeps_the_newest_after_a_clock_set_back(tmp_path: Path, path: Path) -> None:
     times = iter([AT, AT - timedelta(hours=1), AT - timedelta(hours=2)])
-    path = tmp_path / "decisions.jsonl"
     (tmp_path / "decisions-99999999T999999.999Z.jsonl").write_bytes(b"of no time")
     file = RotatedFile(path, max_bytes=10, keep=3, now=lambda: next(times))
     for word in (b"first-frame", b"second-frame", b"third-frame", b"fourth-frame"):
@@ -70,8 +71,7 @@ def test_rotation_keeps_the_newest_after_a_clock_set_back(tmp_path: Path) -> Non
     ]
 
 
-def test_file_of_an_earlier_process_is_rotated(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_file_of_an_earlier_process_is_rotated(tmp_path: Path, path: Path) -> None:
     path.write_bytes(b"earlier\n")
     file = rotated(path)
     file.append(b"now\n")
@@ -80,8 +80,7 @@ def test_file_of_an_earlier_process_is_rotated(tmp_path: Path) -> None:
     assert (tmp_path / "decisions-20260529T100000.123Z.jsonl").read_bytes() == b"earlier\n"
 
 
-def test_file_shared_by_two_processes_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_file_shared_by_two_processes_loses_nothing(tmp_path: Path, path: Path) -> None:
     one, other = rotated(path, max_bytes=8, keep=9), rotated(path, max_bytes=8, keep=9)
     for i in range(4):
         one.append(b"one %d" % i)
@@ -109,8 +108,7 @@ def test_rotation_ignores_other_files(tmp_path: Path) -> None:
     ]
 
 
-def test_file_truncates_half_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_file_truncates_half_a_frame(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = rotated(path, max_bytes=1000)
     file.append(b"whole\n")
     write = os.write
@@ -138,105 +136,80 @@ def put(writer: module.Writer, *lines: bytes, key: int = 1) -> None:
         writer.put(key, b"policy %d\n" % key, line)
 
 
-def test_file_has_header_and_policies_before_their_decisions(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
-    writer = make_writer(path, {}, max_bytes=1000)
-    put(writer, b"a\n", b"b\n")
+def write_lines(writer: module.Writer, *lines: bytes, key: int = 1) -> None:
+    put(writer, *lines, key=key)
     writer.flush()
-    put(writer, b"c\n", key=2)
-    put(writer, b"d\n")
-    writer.flush()
-    header, *rest = path.read_bytes().splitlines()
+
+
+def without_header(file: Path) -> list[bytes]:
+    """Return the lines of a whole file, whose first one must be a header."""
+    header, *rest = file.read_bytes().splitlines()
     assert b'"kind":"header"' in header
-    assert rest == [b"policy 1", b"a", b"b", b"policy 2", b"c", b"d"]
+    return rest
 
 
-def test_rotated_file_repeats_header_and_policies(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_file_has_header_and_policies_before_their_decisions(path: Path) -> None:
+    writer = make_writer(path, {}, max_bytes=1000)
+    write_lines(writer, b"a\n", b"b\n")
+    put(writer, b"c\n", key=2)
+    write_lines(writer, b"d\n")
+    assert without_header(path) == [b"policy 1", b"a", b"b", b"policy 2", b"c", b"d"]
+
+
+def test_rotated_file_repeats_header_and_policies(tmp_path: Path, path: Path) -> None:
     writer = make_writer(path, {}, max_bytes=10)
     for line in (b"a\n", b"b\n"):
-        put(writer, line)
-        writer.flush()
+        write_lines(writer, line)
     assert len(list(tmp_path.iterdir())) == 2
     for file in tmp_path.iterdir():
-        lines = file.read_bytes().splitlines()
-        assert b'"kind":"header"' in lines[0]
-        assert lines[1] == b"policy 1"
-
-
-def test_deleted_file_is_begun_again(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
-    writer = make_writer(path, {}, max_bytes=1000)
-    put(writer, b"a\n")
-    writer.flush()
-    path.unlink()
-    put(writer, b"b\n")
-    writer.flush()
-    header, *rest = path.read_bytes().splitlines()
-    assert b'"kind":"header"' in header
-    assert rest == [b"policy 1", b"b"]
-
-
-def test_emptied_file_is_begun_again(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
-    writer = make_writer(path, {}, max_bytes=1000)
-    put(writer, b"a\n")
-    writer.flush()
-    os.truncate(path, 0)  # to make room at once, or as log rotation by copying does
-    put(writer, b"b\n")
-    writer.flush()
-    header, *rest = path.read_bytes().splitlines()
-    assert b'"kind":"header"' in header
-    assert rest == [b"policy 1", b"b"]
-    assert list(tmp_path.iterdir()) == [path]
+        assert without_header(file)[0] == b"policy 1"
 
 
 @pytest.mark.parametrize("to", ["decisions.jsonl.1", "archive/decisions.jsonl", "decisions-20260529.jsonl"])
-def test_moved_file_is_begun_again(tmp_path: Path, to: str) -> None:
+def test_moved_file_is_begun_again(tmp_path: Path, path: Path, to: str) -> None:
     (tmp_path / "archive").mkdir()
-    path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=1000)
-    put(writer, b"a\n")
-    writer.flush()
+    write_lines(writer, b"a\n")
     path.rename(tmp_path / to)  # as log rotation does
-    put(writer, b"b\n")
-    writer.flush()
-    for file, line in ((tmp_path / to, b"a"), (path, b"b")):
-        header, *rest = file.read_bytes().splitlines()
-        assert b'"kind":"header"' in header
-        assert rest == [b"policy 1", line]
+    write_lines(writer, b"b\n")
+    assert without_header(tmp_path / to) == [b"policy 1", b"a"]
+    assert without_header(path) == [b"policy 1", b"b"]
 
 
-def test_file_rotated_by_another_process_is_continued(tmp_path: Path) -> None:
-    path = tmp_path / "decisions.jsonl"
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: os.truncate(path, 0)], ids=["deleted", "emptied"])
+def test_deleted_or_emptied_file_is_begun_again(path: Path, spoil: Callable[[Path], None]) -> None:
+    writer = make_writer(path, {}, max_bytes=1000)
+    write_lines(writer, b"a\n")
+    spoil(path)
+    write_lines(writer, b"b\n")
+    assert without_header(path) == [b"policy 1", b"b"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_file_rotated_by_another_process_is_continued(tmp_path: Path, path: Path) -> None:
     one, other = (make_writer(path, {}, max_bytes=1000) for _ in range(2))
     for line in (b"a\n", b"b\n", b"c\n"):
         for writer in (one, other):
-            put(writer, line)
-            writer.flush()
+            write_lines(writer, line)
     assert len(list(tmp_path.iterdir())) == 2
     for file in tmp_path.iterdir():
         assert file.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("bytes_left", [5, 500])
-def test_file_changed_by_another_program_is_rotated(tmp_path: Path, bytes_left: int) -> None:
-    path = tmp_path / "decisions.jsonl"
+def test_file_changed_by_another_program_is_rotated(tmp_path: Path, path: Path, bytes_left: int) -> None:
     writer = make_writer(path, {}, max_bytes=1000)
-    put(writer, b"a\n")
-    writer.flush()
+    write_lines(writer, b"a\n")
     os.truncate(path, bytes_left)
-    put(writer, b"b\n")
-    writer.flush()
-    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"b"]
+    write_lines(writer, b"b\n")
+    assert without_header(path) == [b"policy 1", b"b"]
     assert bytes_left in [each.stat().st_size for each in tmp_path.iterdir()]
 
 
-def test_half_a_frame_that_stays_ends_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+def test_half_a_frame_that_stays_ends_its_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: dict[str, int] = {}
     writer = make_writer(path, results)
-    put(writer, b"a\n")
-    writer.flush()
+    write_lines(writer, b"a\n")
     write = os.write
 
     def half(fd: int, data: bytes) -> int:
@@ -252,17 +225,15 @@ def test_half_a_frame_that_stays_ends_its_file(tmp_path: Path, monkeypatch: pyte
         patch.setattr(os, "write", half)
         patch.setattr(os, "ftruncate", never)
         writer.flush()
-    put(writer, b"d\n")
-    writer.flush()
+    write_lines(writer, b"d\n")
     assert results == {"written": 2, "failed": 1}
-    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"d"]
+    assert without_header(path) == [b"policy 1", b"d"]
 
 
-def test_stale_file_handle_is_logged_and_the_file_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+def test_stale_file_handle_is_logged_and_the_file_begun_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: dict[str, int] = {}
     writer = make_writer(path, results)
-    put(writer, b"a\n")
-    writer.flush()
+    write_lines(writer, b"a\n")
 
     def stale(fd: int) -> os.stat_result:
         raise OSError(116, "Stale file handle")
@@ -273,11 +244,11 @@ def test_stale_file_handle_is_logged_and_the_file_begun_again(tmp_path: Path, mo
         writer.flush()
     assert [line["event"] for line in logs] == ["smetric.record.not_written", "smetric.record.resumed"]
     assert results == {"written": 2}
-    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"b"]
+    assert without_header(path) == [b"policy 1", b"b"]
 
 
-async def test_writer_writes_in_a_thread_and_flushes_at_stop(tmp_path: Path) -> None:
-    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+async def test_writer_writes_in_a_thread_and_flushes_at_stop(path: Path) -> None:
+    results: dict[str, int] = {}
     writer = make_writer(path, results)
     await writer.start()
     put(writer, b"a\n")
@@ -285,7 +256,7 @@ async def test_writer_writes_in_a_thread_and_flushes_at_stop(tmp_path: Path) -> 
     put(writer, b"b\n", b"c\n")
     await writer.stop()
     assert results == {"written": 3}
-    assert path.read_bytes().splitlines()[-3:] == [b"a", b"b", b"c"]
+    assert without_header(path) == [b"policy 1", b"a", b"b", b"c"]
 
 
 def test_writer_drops_and_counts_lines_beyond_its_queue(tmp_path: Path) -> None:
@@ -299,11 +270,10 @@ def test_writer_drops_and_counts_lines_beyond_its_queue(tmp_path: Path) -> None:
     assert writer.queued_bytes == 0
 
 
-def test_writer_logs_a_full_disk_once_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+def test_writer_logs_a_full_disk_once_and_resumes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: dict[str, int] = {}
     writer = make_writer(path, results)
-    put(writer, b"a\n")
-    writer.flush()
+    write_lines(writer, b"a\n")
 
     def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
@@ -312,14 +282,12 @@ def test_writer_logs_a_full_disk_once_and_resumes(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr("os.write", full)
             for _ in range(3):
-                put(writer, b"lost\n", b"lost\n", key=2)
-                writer.flush()
-        put(writer, b"b\n", key=2)
-        writer.flush()
+                write_lines(writer, b"lost\n", b"lost\n", key=2)
+        write_lines(writer, b"b\n", key=2)
     assert [line["event"] for line in logs] == ["smetric.record.not_written", "smetric.record.resumed"]
     assert logs[0]["reason"] == "No space left on device"
     assert results == {"written": 2, "failed": 6}
-    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"policy 2", b"b"]
+    assert without_header(path) == [b"policy 1", b"a", b"policy 2", b"b"]
 
 
 def test_writer_bounds_log_lines_of_a_nearly_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,10 +301,8 @@ def test_writer_bounds_log_lines_of_a_nearly_full_disk(tmp_path: Path, monkeypat
     monkeypatch.setattr("os.write", nearly_full)
     with capture_logs() as logs:
         for _ in range(3 * CHANGES_TOLD):
-            put(writer, b"x" * 2000)
-            writer.flush()
-            put(writer, b"x")
-            writer.flush()
+            write_lines(writer, b"x" * 2000)
+            write_lines(writer, b"x")
     assert len(logs) == 2 * CHANGES_TOLD
 
 
@@ -349,42 +315,40 @@ async def test_writer_logs_a_read_only_folder_at_start(tmp_path: Path, monkeypat
     assert [line["event"] for line in logs] == ["smetric.record.not_written"]
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device"])
-async def test_writer_refuses_and_never_renames_other_file_kinds(tmp_path: Path, kind: str) -> None:
-    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+def obstruct(path: Path, kind: str) -> Path:
+    """Make *path*, or the path returned, unusable as a file."""
     match kind:
         case "folder":
             path.mkdir()
         case "pipe":
             os.mkfifo(path)
-        case _:
+        case "link to a device":
             path.symlink_to("/dev/null")
-    writer = make_writer(path, results)
-    with capture_logs() as logs:
-        await writer.start()
-        put(writer, b"a\n")
-        await until(lambda: results == {"failed": 1})
-        await writer.stop()
-    assert [(line["event"], line["reason"]) for line in logs] == [("smetric.record.not_written", "not a regular file")]
-    assert os.listdir(tmp_path) == [path.name]
+        case "below a file":
+            path.touch()
+            return path / "decisions.jsonl"
+        case _:
+            return path.parent / ("n" * 300) / "decisions.jsonl"
+    return path
 
 
-@pytest.mark.parametrize("folder", ["file", "n" * 300])
-async def test_writer_survives_a_folder_that_cannot_be_created(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "file").touch()
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device", "below a file", "long name"])
+async def test_writer_refuses_what_is_no_file_and_leaves_it(tmp_path: Path, path: Path, kind: str) -> None:
     results: dict[str, int] = {}
-    writer = make_writer(tmp_path / folder / "decisions.jsonl", results)
+    writer = make_writer(obstruct(path, kind), results)
+    before = os.listdir(tmp_path)
     with capture_logs() as logs:
         await writer.start()
         put(writer, b"a\n")
         await until(lambda: results == {"failed": 1})
         await writer.stop()
-    assert [line["event"] for line in logs] == ["smetric.record.not_written"]
+    (line,) = logs
+    assert line["event"] == "smetric.record.not_written"
+    assert (line["reason"] == "not a regular file") is (kind in ("folder", "pipe", "link to a device"))
+    assert os.listdir(tmp_path) == before
 
 
 async def test_writer_stop_does_not_wait_for_a_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     monkeypatch.setattr(module, "END_S", 0.05)
     hung, released = threading.Event(), threading.Event()
 

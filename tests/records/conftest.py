@@ -1,0 +1,12 @@
+"""Fixtures of the tests of records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "decisions.jsonl"
