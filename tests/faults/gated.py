@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 from prometheus_client import generate_latest
 
-from tests.fakes import CHAT_ANSWER, Call, FakeEngine, Response
-from tests.faults.harness import Running
+from tests.fakes import CHAT_ANSWER, Call, FakeEngine, Response, until
+from tests.faults.harness import Running, running
 
 JSON = (b"content-type", b"application/json")
 
@@ -33,10 +35,28 @@ class Gated:
         """Answer the longest waiting request, or the next one."""
         self._gate.release()
 
+    async def serve(self, count: int) -> None:
+        """Answer *count* requests, each once it has come."""
+        for served in range(count):
+            await until(lambda served=served: len(self.users) > served)  # type: ignore[misc]
+            self.let_through()
+
     @property
     def users(self) -> list[str]:
         """Users of the received requests, in order."""
         return [orjson.loads(call.body).get("user", "") for call in self.engine.calls]
+
+
+@asynccontextmanager
+async def occupied(**settings: Any) -> AsyncIterator[tuple[Running, Gated, list[asyncio.Task[Response]]]]:
+    """Run a router whose only instance is busy with a first request, whose task is given."""
+    gated = Gated()
+    async with running(gated.engine, **settings) as router:
+        gated.close()
+        tasks = [asked(router, "first")]
+        await until(lambda: len(gated.users) == 1)
+        yield router, gated, tasks
+        gated.engine.recover()
 
 
 def figures(router: Running, start: str) -> dict[str, float]:

@@ -15,12 +15,15 @@ import pytest
 from msgspec.structs import replace
 
 from smetric.config.settings import HealthSettings
-from smetric.fleet.instance import Instance, State
+from smetric.fleet.instance import State
 from tests.fakes import DONE, Call, FakeEngine, Response, Script, capture, chunk, delta, fetch, healthy, until
 from tests.faults.harness import Running, Tell, chat, running
 
 #: Judges fast, so that rows are short.
 EAGER = HealthSettings(interval=0.05, timeout=0.5, fall=2, rise=1, ejection=0.3, longest_ejection=3.0, slow_start=0.5)
+
+
+ABORTED = orjson.dumps({"id": "c", "choices": [{"index": 0, "message": {}, "finish_reason": "abort"}]})
 
 
 class Crowd:
@@ -63,19 +66,27 @@ def slow(seconds: float) -> Script:
     return script
 
 
-def is_healthy(instance: Instance, wanted: bool) -> bool:
-    return instance.healthy is wanted
+async def restart(router: Running, engine: FakeEngine) -> None:
+    """Stop *engine*, and start it on the same port once the router has noticed."""
+    instance, port = router.instance_of(engine), urlsplit(engine.url).port
+    await engine.stop()
+    await until(lambda: not instance.healthy)
+    await engine.start(port or 0)
+    await until(lambda: instance.healthy)
+
+
+def turns(folder: Path) -> str:
+    """Return the path of a policy that takes the instances in turn."""
+    path = folder / "turns.policy"
+    path.write_text("policy turns\n\nroute rr_argmin(0)\n")
+    return str(path)
 
 
 async def test_d14_rolling_restart_loses_no_request() -> None:
     async with running(*(FakeEngine(slow(0.02)) for _ in range(4)), health=EAGER) as router:
         crowd = Crowd(router, 6)
         for engine in router.engines:
-            instance, port = router.instance_of(engine), urlsplit(engine.url).port
-            await engine.stop()
-            await until(partial(is_healthy, instance, False))
-            await engine.start(port or 0)
-            await until(partial(is_healthy, instance, True))
+            await restart(router, engine)
             await until(partial(crowd.has_answers, len(crowd.answers) + 30))
         await crowd.leave()
         assert crowd.statuses().keys() == {200}
@@ -94,12 +105,8 @@ async def test_d14_streams_broken_by_a_restart_are_never_complete() -> None:
     async with running(*(FakeEngine(talking) for _ in range(3)), health=EAGER) as router:
         crowd = Crowd(router, 12, stream=True)
         for engine in router.engines:
-            instance, port = router.instance_of(engine), urlsplit(engine.url).port
-            await until(lambda instance=instance: instance.own > 1)  # type: ignore[misc]
-            await engine.stop()
-            await until(partial(is_healthy, instance, False))
-            await engine.start(port or 0)
-            await until(partial(is_healthy, instance, True))
+            await until(lambda engine=engine: router.instance_of(engine).own > 1)  # type: ignore[misc]
+            await restart(router, engine)
         await crowd.leave()
         assert crowd.statuses().keys() == {200}
         broken = [answer for answer in crowd.answers if not answer.complete]
@@ -131,9 +138,7 @@ async def test_d15_tenfold_slower_instance_loses_and_regains_its_share() -> None
 
 async def test_d15_slow_instance_is_ejected_under_any_policy(tmp_path: Path, record_property: Tell) -> None:
     """Probes pass and the policy spreads evenly: latency alone cuts the share."""
-    policy = tmp_path / "turns.policy"
-    policy.write_text("policy turns\n\nroute rr_argmin(0)\n")
-    async with running(*(FakeEngine(slow(0.03)) for _ in range(4)), health=EAGER, policy=str(policy)) as router:
+    async with running(*(FakeEngine(slow(0.03)) for _ in range(4)), health=EAGER, policy=turns(tmp_path)) as router:
         grey = router.engines[0]
         instance = router.instance_of(grey)
         crowd = Crowd(router, 8, stream=True)
@@ -155,10 +160,8 @@ async def test_d15_slow_instance_is_ejected_under_any_policy(tmp_path: Path, rec
 
 
 async def test_d15_slow_instance_gets_less_than_a_twentieth(tmp_path: Path) -> None:
-    policy = tmp_path / "turns.policy"
-    policy.write_text("policy turns\n\nroute rr_argmin(0)\n")
     health = replace(EAGER, ejection=2.0)
-    async with running(*(FakeEngine(slow(0.03)) for _ in range(4)), health=health, policy=str(policy)) as router:
+    async with running(*(FakeEngine(slow(0.03)) for _ in range(4)), health=health, policy=turns(tmp_path)) as router:
         grey = router.engines[0]
         crowd = Crowd(router, 8, stream=True)
         grey.script = slow(0.4)
@@ -282,12 +285,11 @@ async def test_poisonous_request_ejects_no_instance() -> None:
 
 @pytest.mark.parametrize("count", [1, 4])
 async def test_poisonous_request_with_aborted_answers_ejects_no_instance(count: int) -> None:
-    aborted = orjson.dumps({"id": "c", "choices": [{"index": 0, "message": {}, "finish_reason": "abort"}]})
     quoted = orjson.dumps({"error": {"message": 'no model "cannot schedule new futures after shutdown"'}})
 
     async def poisoned(call: Call) -> None:
         if b'"aborts"' in call.body:
-            await call.answer(200, aborted, (b"content-type", b"application/json"))
+            await call.answer(200, ABORTED, (b"content-type", b"application/json"))
         else:
             await (call.answer(500, quoted) if b'"quotes"' in call.body else healthy(call))
 
@@ -320,10 +322,8 @@ async def test_engine_shutting_down_gets_no_request_and_drains() -> None:
 
 
 async def test_aborted_answers_mark_their_engine_as_stopping() -> None:
-    body = orjson.dumps({"id": "c", "choices": [{"index": 0, "message": {}, "finish_reason": "abort"}]})
-
     async with running(FakeEngine(), FakeEngine(), health=EAGER, check_after=False) as router:
-        router.engines[0].script = lambda call: call.answer(200, body, (b"content-type", b"application/json"))
+        router.engines[0].script = lambda call: call.answer(200, ABORTED, (b"content-type", b"application/json"))
         for _ in range(8):
             assert (await router.chat()).status == 200
         assert router.instance_of(router.engines[0]).state is State.STOPPING

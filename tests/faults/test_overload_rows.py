@@ -17,7 +17,7 @@ from smetric.config.settings import LimitSettings, OverloadSettings
 from smetric.fleet.instance import State
 from smetric.proxy.overload import Level
 from tests.fakes import CHAT_ANSWER, Call, FakeEngine, RawClient, Response, delta, fetch, request, until
-from tests.faults.gated import JSON, Gated, asked, busy, figures
+from tests.faults.gated import JSON, asked, busy, figures, occupied
 from tests.faults.harness import Running, Tell, chat, running
 
 #: Requests the engine of row I2 serves at a time, and the seconds each of them takes.
@@ -111,63 +111,43 @@ async def test_i2_overload_keeps_throughput_and_refuses_the_rest(times: int, rec
 
 
 async def test_i2_refusal_reads_no_body_and_closes_the_connection() -> None:
-    gated = Gated()
-    async with running(gated.engine, overload=OverloadSettings(in_flight=1, queue=0)) as router:
-        gated.close()
-        first = asked(router, "first")
-        await until(lambda: len(gated.users) == 1)
+    async with occupied(overload=OverloadSettings(in_flight=1, queue=0)) as (router, gated, tasks):
         async with await RawClient.connect(router.url) as client:
             await client.send(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" % PATH.encode())
             refused = await client.response()
             assert (refused.status, refused.value("connection")) == (429, "close")
             assert await client.at_end()
-        async with await RawClient.connect(router.url) as client:
-            await client.send(request("POST", "/v1/messages", chat()))
-            refused = await client.response()
-            assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
-        assert (await router.ask("GET", "/v1/models")).status == 200, "what is no inference takes no place"
+        refused = await router.ask("POST", "/v1/messages", chat())
+        assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
+        assert (await router.ask("GET", "/v1/models")).status == 200, "requests without inference take no slot"
         saturation = figures(router, "smetric_saturation_ratio")
         assert saturation['smetric_saturation_ratio{of="instances"}'] >= 1.0
-        gated.let_through()
-        assert (await first).status == 200
-        gated.engine.recover()
+        await gated.serve(1)
+        assert (await tasks[0]).status == 200
 
 
 async def test_i2_waiting_requests_get_slots_by_priority_then_arrival() -> None:
-    gated = Gated()
-    async with running(gated.engine, overload=OverloadSettings(in_flight=1, wait=30.0)) as router:
-        gated.close()
-        tasks = []
-        for user, priority in (("first", 0), ("second", 0), ("third", 0), ("urgent", -5)):
+    async with occupied(overload=OverloadSettings(in_flight=1, wait=30.0)) as (router, gated, tasks):
+        for user, priority in (("second", 0), ("third", 0), ("urgent", -5)):
             tasks.append(asked(router, user, priority=priority))
-            await until(lambda: len(gated.users) + busy(router) == len(tasks))
-        for _ in tasks:
-            served = len(gated.users)
-            gated.let_through()
-            await until(lambda served=served: len(gated.users) > served or all(task.done() for task in tasks))  # type: ignore[misc]
+            await until(lambda: 1 + busy(router) == len(tasks))
+        await gated.serve(4)
         assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 4
         assert gated.users == ["first", "urgent", "second", "third"]
-        gated.engine.recover()
 
 
 async def test_i2_disconnect_frees_a_place_in_the_queue() -> None:
-    gated = Gated()
-    async with running(gated.engine, overload=OverloadSettings(in_flight=1, queue=1, wait=30.0)) as router:
-        gated.close()
-        first = asked(router, "first")
-        await until(lambda: len(gated.users) == 1)
+    async with occupied(overload=OverloadSettings(in_flight=1, queue=1, wait=30.0)) as (router, gated, tasks):
         leaver = await router.client(chat(user="leaver"))
         await until(lambda: busy(router) == 1)
         assert (await router.chat()).status == 429
         leaver.leave()
         await until(lambda: busy(router) == 0)
-        second = asked(router, "second")
+        tasks.append(asked(router, "second"))
         await until(lambda: busy(router) == 1)
-        for _ in range(2):
-            gated.let_through()
-        assert [(await task).status for task in (first, second)] == [200, 200]
+        await gated.serve(2)
+        assert [(await task).status for task in tasks] == [200, 200]
         assert gated.users == ["first", "second"]
-        gated.engine.recover()
 
 
 # I3: overload of the router
@@ -209,32 +189,28 @@ async def test_i3_memory_limit_refuses_new_work_and_ends_streams() -> None:
 
 
 async def test_i3_retries_of_clients_are_refused_first_and_counted_apart() -> None:
-    gated = Gated()
     again = (("x-stainless-retry-count", "2"),)
-    async with running(gated.engine) as router:
+    async with occupied() as (router, gated, tasks):
         overload = router.application.admission.overload
-        gated.close()
-        two = [asked(router, "first"), asked(router, "second")]
+        tasks.append(asked(router, "second"))
         await until(lambda: len(gated.users) == 2)
         overload.level, overload.resource, overload.times = Level.SOFT, "lag", overload.times + 1
         assert (await router.chat()).status == 503, "no more than are under way"
         gated.let_through()
-        await until(lambda: sum(task.done() for task in two) == 1)
-        assert (await fetch(router.url, "POST", PATH, chat(), again)).status == 503, "and none that was refused before"
-        third = asked(router, "third")
+        await until(lambda: sum(task.done() for task in tasks) == 1)
+        assert (await fetch(router.url, "POST", PATH, chat(), again)).status == 503, "and no retry of a client"
+        tasks.append(asked(router, "third"))
         await until(lambda: len(gated.users) == 3)
         overload.level = Level.CALM
-        fourth = asyncio.create_task(fetch(router.url, "POST", PATH, chat(user="again"), again))
+        tasks.append(asyncio.create_task(fetch(router.url, "POST", PATH, chat(user="again"), again)))
         await until(lambda: len(gated.users) == 4)
         for _ in range(3):
             gated.let_through()
-        assert [answer.status for answer in await asyncio.gather(*two, third, fourth)] == [200] * 4
-        retries = figures(router, "smetric_client_retries_total")
-        assert retries == {
+        assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 4
+        assert figures(router, "smetric_client_retries_total") == {
             'smetric_client_retries_total{result="refused"}': 1,
             'smetric_client_retries_total{result="admitted"}': 1,
         }
-        gated.engine.recover()
 
 
 async def test_i3_bodies_beyond_the_budget_are_refused_unread() -> None:
