@@ -13,17 +13,17 @@ SESSIONS = [Session(f"tiny-{n}", 120, 200, (Turn(300, 8, 0.0), Turn(20, 8, 0.5),
 
 
 async def played(policy: str) -> tuple[Play, list[tuple[int, int]]]:
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     async with stage.engines(20.0) as engines:
-        play = await perform(engines, policy, SESSIONS, speed=20.0, progress=lambda *now: told.append(now))
-    return play, told
+        play = await perform(engines, policy, SESSIONS, speed=20.0, progress=lambda *now: steps.append(now))
+    return play, steps
 
 
 @pytest.mark.parametrize("policy", ["smetric", "load_only"])
 async def test_demo_answers_every_request_and_figures_agree(policy: str) -> None:
-    play, told = await played(policy)
+    play, steps = await played(policy)
     assert [answer.status for answer in play.answers] == [200] * 9
-    assert told == [(n, 9) for n in range(1, 10)]
+    assert steps == [(n, 9) for n in range(1, 10)]
     figures = play.figures
     assert (figures.requests, figures.failed, figures.followups) == (9, 0, 6)
     assert 0 < figures.hit_rate < 1
@@ -57,10 +57,10 @@ async def test_demo_report_shows_table_decisions_and_next_steps() -> None:
 async def test_demo_report_indents_wrapped_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     play, _ = await played("smetric")
     monkeypatch.setattr("smetric.lab.demo.report._WIDTH", 48)
-    told = report([play], None, "bin/smetric", {}).splitlines()
-    first = next(at for at, line in enumerate(told) if line.startswith("   smetric: route to"))
-    assert all(len(line) <= 48 for line in told[first : first + 6])
-    assert any(line.startswith(" " * 9) for line in told[first : first + 6])
+    lines = report([play], None, "bin/smetric", {}).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("   smetric: route to"))
+    assert all(len(line) <= 48 for line in lines[first : first + 6])
+    assert any(line.startswith(" " * 9) for line in lines[first : first + 6])
 
 
 async def test_demo_by_lmcache_names_the_tier_in_decisions() -> None:

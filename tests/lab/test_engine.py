@@ -47,7 +47,7 @@ def keys(name: int, tokens: int) -> list[int]:
 
 
 def run(model: Engine, now: float = 0.0) -> float:
-    """Runs until nothing is left; returns the time."""
+    """Run until the engine is idle; return the time."""
     for _ in range(10_000):
         duration = model.start(now)
         if duration is None:
@@ -75,7 +75,7 @@ def test_engine_prefills_long_prompt_in_chunks_while_others_decode() -> None:
     long = SequenceRequest(prompt_len=70, output_len=1)
     model.submit(long, 1.0)
     run(model, 1.0)
-    # Beside one decode token there is room for 31 prompt tokens in a step: 70 take three.
+    # A step has room for one decode token and 31 prompt tokens: 70 take three steps.
     assert long.first_token_s == 4.0
     assert short.ended_s == 6.0
 
@@ -162,8 +162,8 @@ def test_engine_abort_frees_blocks_at_once_also_during_step() -> None:
 
 
 def test_engine_evicts_what_a_real_engine_evicted() -> None:
-    """Eight prompts in a cache of 199 blocks (vLLM keeps one of its 200 to itself); the last makes it remove 60."""
-    # An engine of this size that runs a prompt of 2,000 tokens alone does so in one step.
+    """Eight prompts in a cache of 199 blocks (vLLM reserves one of its 200); the last one evicts 60."""
+    # This engine computes a lone prompt of 2,000 tokens in one step.
     real = Engine(EngineConfig(block_size=32, blocks=199, max_model_len=2048, step_time=FLAT))
     chains: dict[int, list[int]] = {}
     removed: set[int] = set()
@@ -175,7 +175,7 @@ def test_engine_evicts_what_a_real_engine_evicted() -> None:
             elif event["type"] == "BlockStored":
                 chain = chains.pop(event["parent_block_hash"], []) + event["block_hashes"]
                 chains[chain[-1]] = chain
-                # Of the last block of each prompt there is less than a whole one.
+                # The last block of each prompt is partial.
                 real.submit(SequenceRequest(32 * len(chain) + 16, 1, chain), now)
                 now = run(real, now)
     assert (len(chains), len(removed)) == (7, 60)

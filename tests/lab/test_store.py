@@ -33,7 +33,7 @@ def test_block_keys_are_equal_in_every_process() -> None:
 
 
 def filled(cache: PrefixCache, keys: list[int]) -> None:
-    """One sequence computes *keys*, then ends."""
+    """Compute *keys* for one sequence and release them."""
     assert cache.reserve(len(keys))
     for key in keys:
         cache.commit(key)
@@ -106,7 +106,7 @@ def test_cache_without_blocks_is_rejected() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5), st.booleans()), max_size=40))
 def test_cache_blocks_always_add_up(steps: list[tuple[int, int, bool]]) -> None:
-    """Sequences over six prefixes come and go; what they hold, what is idle and what is free add up at any time."""
+    """Held, idle and free blocks add up after every step of sequences over six prefixes."""
     cache = PrefixCache(12)
     held: list[tuple[list[int], int]] = []
     for prefix, length, lets_go in steps:

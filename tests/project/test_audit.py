@@ -20,8 +20,8 @@ STRUCK = {
 UNKNOWN = {"name": "msgspec", "skip_reason": "Dependency not found on PyPI and could not be audited: msgspec (0.20.0)"}
 
 
-def told(folder: Path, packages: list[dict[str, Any]] | None, log: str = "") -> tuple[int, list[str]]:
-    """Exit code and lines, where pip-audit wrote a report on *packages*, or none."""
+def audited(folder: Path, packages: list[dict[str, Any]] | None, log: str = "") -> tuple[int, list[str]]:
+    """Return exit code and lines for a report of pip-audit on *packages*; None means that it wrote none."""
     report, said = folder / "report.json", folder / "log"
     if packages is not None:
         report.write_text(json.dumps({"dependencies": packages, "fixes": []}))
@@ -33,26 +33,26 @@ def told(folder: Path, packages: list[dict[str, Any]] | None, log: str = "") -> 
 
 
 def test_audit_fails_on_advisory_and_names_fixed_versions(tmp_path: Path) -> None:
-    assert told(tmp_path, [CLEAN, STRUCK]) == (
+    assert audited(tmp_path, [CLEAN, STRUCK]) == (
         1,
         [
-            "h11 0.16.0: PYSEC-2026-1, mended in 0.16.1, 0.17.0",
-            "h11 0.16.0: PYSEC-2026-2, mended in no release yet",
+            "h11 0.16.0: PYSEC-2026-1, fixed in 0.16.1, 0.17.0",
+            "h11 0.16.0: PYSEC-2026-2, fixed in no release yet",
             "advisories: 2 on 2 packages",
         ],
     )
 
 
 def test_audit_passes_without_advisories(tmp_path: Path) -> None:
-    assert told(tmp_path, [CLEAN]) == (0, ["advisories: 0 on 1 packages"])
+    assert audited(tmp_path, [CLEAN]) == (0, ["advisories: 0 on 1 packages"])
 
 
 def test_audit_reports_unknown_packages_beside_advisories(tmp_path: Path) -> None:
-    unasked = f"advisories: NOT LOOKED FOR on 1 of 2 packages ({UNKNOWN['skip_reason']})"
-    assert told(tmp_path, [CLEAN, UNKNOWN]) == (0, [unasked, "advisories: 0 on 1 packages"])
-    code, lines = told(tmp_path, [STRUCK, UNKNOWN])
-    assert (code, lines[2], lines[-1]) == (1, unasked, "advisories: 2 on 1 packages")
-    assert told(tmp_path, [UNKNOWN]) == (0, [unasked.replace("of 2", "of 1")])
+    unchecked = f"advisories: NOT CHECKED on 1 of 2 packages ({UNKNOWN['skip_reason']})"
+    assert audited(tmp_path, [CLEAN, UNKNOWN]) == (0, [unchecked, "advisories: 0 on 1 packages"])
+    code, lines = audited(tmp_path, [STRUCK, UNKNOWN])
+    assert (code, lines[2], lines[-1]) == (1, unchecked, "advisories: 2 on 1 packages")
+    assert audited(tmp_path, [UNKNOWN]) == (0, [unchecked.replace("of 2", "of 1")])
 
 
 @pytest.mark.parametrize(
@@ -65,18 +65,18 @@ def test_audit_reports_unknown_packages_beside_advisories(tmp_path: Path) -> Non
     ],
 )
 def test_audit_reports_unreachable_service_and_passes(tmp_path: Path, last: str) -> None:
-    code, (line,) = told(tmp_path, None, f"Traceback\n{last}\n")
-    assert (code, line.startswith("advisories: NOT LOOKED FOR, the service could not be asked (")) == (0, True)
+    code, (line,) = audited(tmp_path, None, f"Traceback\n{last}\n")
+    assert (code, line.startswith("advisories: NOT CHECKED, the service did not answer (")) == (0, True)
 
 
 @pytest.mark.parametrize(
     "last", ["ERROR:pip_audit._cli:requirement aiohttp==3.14.5 is not hashed", "ValueError: what", ""]
 )
 def test_audit_fails_on_other_errors_of_pip_audit(tmp_path: Path, last: str) -> None:
-    code, lines = told(tmp_path, None, last)
+    code, lines = audited(tmp_path, None, last)
     assert (code, lines[-1]) == (1, "advisories: pip-audit failed")
     assert last in lines
 
 
 def test_audit_fails_on_empty_report(tmp_path: Path) -> None:
-    assert told(tmp_path, [])[0] == 1
+    assert audited(tmp_path, [])[0] == 1

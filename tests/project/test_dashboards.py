@@ -25,9 +25,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 GRAFANA = EXAMPLES / "grafana"
 PROMETHEUS = EXAMPLES / "prometheus"
 METRICS = {metric.name: metric for metric in names.METRICS}
-#: Labels of every series: of the scrape job in prometheus.yml.
+#: Labels that the scrape job in prometheus.yml adds to every series.
 TARGET = {"job", "router", "instance"}
-#: Label values that come from closed lists; others (policies, instances, codes) are the user's.
+#: Labels with a closed list of values; others (policies, instances, codes) have any.
 CLOSED = {"outcome", "reason", "result", "agrees", "arm", "place", "found", "held", "met", "effect", "kind", "of"}
 KNOWN = {"true", "false", "local", "external", "predicted", "actual", "instances", "router"}
 KNOWN |= {value for value in vars(spans).values() if isinstance(value, str)}
@@ -46,7 +46,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def queries() -> list[tuple[str, str, str]]:
-    """Title, expression and legend of each query of the dashboard."""
+    """Return title, expression and legend of each query of the dashboard."""
     return [
         (panel["title"], target["expr"], target["legendFormat"])
         for panel in panels(dashboard()["panels"])
@@ -60,7 +60,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def metric_of(name: str) -> names.Metric | None:
-    """The metric that a series is of; of a histogram there are three kinds of series, and none with its own name."""
+    """Return the metric of a series; a histogram has three kinds of series, none with its own name."""
     metric = METRICS.get(name)
     if metric is not None:
         return metric if metric.kind != "histogram" else None
@@ -69,7 +69,7 @@ def metric_of(name: str) -> names.Metric | None:
 
 
 def faults(expr: str) -> list[str]:
-    """What an expression asks for that there is not: metrics, labels, label values."""
+    """Return the unknown metrics, labels and label values of an expression."""
     found = []
     labels = TARGET | {"le"}
     for name, matchers in re.findall(r"\b(smetric_\w+)(?:\{([^}]*)\})?", expr):

@@ -20,13 +20,13 @@ from tests.walkthrough import steps
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-#: Pages that are walked through in tests of their own, with all that goes wrong on the way.
+#: Pages with walk-through tests of their own.
 WALKED = {"first-policy.md", "recipes.md"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(EXAMPLES.rglob("*.md"))]
-#: Those of gateways are theirs.
+#: Configurations of SMetric; those of gateways have another format.
 CONFIGURATIONS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name != "gateways")
 
-#: Where a command line ends for the command.
+#: Words that end a command in a shell line.
 SHELL = {"&", "&&", "|", ">", ">>", "<", ";"}
 
 
@@ -35,14 +35,14 @@ def relative(path: Path) -> str:
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The `smetric …` lines of the shell blocks of a page, without placeholders for the reader to fill."""
+    """Yield the words of each `smetric …` line in the shell blocks of a page."""
     for block in re.findall(r"^\s*```(?:sh|console)\n(.*?)^\s*```", text, re.M | re.S):
         begun = ""
         for line in block.replace("\\\n", " ").splitlines():
             begun += line.removeprefix("$ ")
             try:
                 words = shlex.split(begun, comments=True)
-            except ValueError:  # a quoted text goes on in the next line
+            except ValueError:  # a quoted text continues on the next line
                 begun += "\n"
                 continue
             begun = ""
@@ -93,7 +93,7 @@ def test_examples_configurations_load(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_manual_settings_load(path: Path, tmp_path: Path) -> None:
-    """Those of other programs begin with other words."""
+    """Blocks for other programs begin with other words."""
     for number, text in enumerate(re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S)):
         if any(text.startswith(f"{name}:") for name in fields_of(Settings)):
             file = tmp_path / f"{number}.yaml"
@@ -144,7 +144,7 @@ def test_manual_policies_pass_their_tests(tmp_path: Path) -> None:
 
 
 def test_manual_variables_named_like_settings_exist() -> None:
-    """Any other would keep a router from starting where it is set."""
+    """A router does not start with any other variable."""
     named = {name for page in PAGES for name in re.findall(r"\bSMETRIC_\w*[A-Z]\b", page.read_text())}
     assert "SMETRIC_LISTEN__PORT" in named
     stack(None, dict.fromkeys(named, "set"), [])
@@ -166,8 +166,7 @@ def test_recipes_check_pass_and_are_canonically_formatted(tmp_path: Path, monkey
     names = [str(path) for path in written]
     assert run_smetric("check", *names) == ""
     assert run_smetric("fmt", "--check", *names) == ""
-    told = run_smetric("test", "--min-coverage", "100", *names)
-    assert ", 0 failed" in told
+    assert ", 0 failed" in run_smetric("test", "--min-coverage", "100", *names)
 
 
 def test_policies_page_names_exactly_the_shipped_policies() -> None:

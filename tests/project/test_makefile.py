@@ -27,7 +27,7 @@ def test_makefile_recreates_environment_after_move_or_copy(tmp_path: Path) -> No
         )
         return "-m venv" in done.stdout
 
-    assert not set_up(here)  # by an earlier release, which did not write down where
+    assert not set_up(here)  # as an earlier release left it, without the location
     (here / ".venv" / "where").write_text(f"{here.resolve()}\n")
     assert not set_up(here)
     shutil.copytree(here, there)

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[2] / "grammar"
 MANIFEST: dict[str, Any] = json.loads((FOLDER / "package.json").read_text())
 NODE = shutil.which("node")
 
-#: VS Code and its client library as far as the extension asks of them; what it does comes out as JSON lines.
+#: Fake of VS Code and its client library: prints the actions of the extension as JSON lines.
 _EDITOR = """
 const Module = require("module");
 const say = (...what) => console.log(JSON.stringify(what));
@@ -27,10 +27,10 @@ const known = {
   },
   "vscode-languageclient/node": {
     LanguageClient: class {
-      constructor(id, name, server, options) { this.told = [server, options]; }
+      constructor(id, name, server, options) { this.given = [server, options]; }
       async start() {
-        if (this.told[0].command === "missing") throw new Error("spawn missing ENOENT");
-        say("start", ...this.told);
+        if (this.given[0].command === "missing") throw new Error("spawn missing ENOENT");
+        say("start", ...this.given);
         this.running = true;
       }
       async stop() { say("stop"); this.running = false; }
@@ -52,7 +52,7 @@ const extension = require(CLIENT);
 
 
 def played(path: str) -> list[list[Any]]:
-    """What the extension does from its start to its end, where the setting `smetric.path` is *path*."""
+    """Return the actions of the extension from start to end; the setting `smetric.path` is *path*."""
     assert NODE is not None
     names = f"const PATHS = {json.dumps({'smetric.path': path})}, CLIENT = {json.dumps(str(FOLDER / 'client.js'))};"
     done = subprocess.run([NODE, "-e", names + _EDITOR], capture_output=True, text=True, timeout=30, check=True)

@@ -37,7 +37,7 @@ def run(*command: str, folder: Path, environ: dict[str, str] | None = None) -> s
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, alone in a folder."""
+    """Return the wheel, alone in a folder."""
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder), folder=ROOT)
     (built,) = folder.glob("*.whl")
@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(wheel: Path, tmp_path: Path) -> Path:
-    """The folder that the wheel is installed into, without its dependencies."""
+    """Return the folder of the installed wheel, without its dependencies."""
     folder = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     run(*pip, "--no-deps", "--no-index", "--no-compile", "--target", str(folder), str(wheel), folder=tmp_path)
@@ -100,7 +100,7 @@ def test_uvx_runs_the_command_from_the_distribution(wheel: Path, tmp_path: Path)
     uvx = Path(sys.executable).with_name("uvx")
     if not uvx.exists():
         pytest.skip("uv is not installed")
-    # No network: uv leaves the dependencies out, and Python finds them where the tests have them.
+    # No network: uv leaves the dependencies out, and Python finds those of the tests.
     names = [Requirement(text).name for text in PROJECT["dependencies"]]
     overrides = tmp_path / "overrides.txt"
     overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in names))

@@ -46,7 +46,7 @@ def test_session_has_lengths_of_readme(session: Session) -> None:
     assert session.system >= 50
     assert session.turns[0].new >= 10
     assert first <= 5000
-    # Where thinking was dropped from the history, the sum is above the recorded 10,000 by the reply that held it.
+    # Dropped thinking leaves the sum above the recorded 10,000, by the reply that contained it.
     assert last <= 10_000 + sum(turn.output for turn in session.turns)
     for turn in session.turns:
         assert turn.new >= 1
@@ -153,7 +153,7 @@ WHOLE = CHUNK + USAGE + b"data: [DONE]\n\n"
 
 
 async def answers_to(*bodies: web.Response) -> tuple[list[AgentAnswer], list[list[str]]]:
-    """What the agent notes of these answers, and the assistant messages each of its requests carried."""
+    """Return the answers that the agent reports, and the assistant messages of each of its requests."""
     noted: list[AgentAnswer] = []
     carried: list[list[str]] = []
 

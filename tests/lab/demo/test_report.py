@@ -14,10 +14,10 @@ from smetric.request.request import InferenceRequest
 POLICY = load(shipped_policies()["smetric"].read_text(), VOCABULARY, path="smetric.policy")
 
 
-def made(*told: tuple[int, list[int], list[int]]) -> Play:
-    """One session; each request given as its turn, the hit lengths and the loads of instances a, b and c."""
+def made(*requests: tuple[int, list[int], list[int]]) -> Play:
+    """Return the play of one session; a request is its turn, and hit lengths and loads of instances a, b and c."""
     answers, records = [], {}
-    for turn, hits, loads in told:
+    for turn, hits, loads in requests:
         columns: dict[str, Any] = {"hit_len": [float(hit) for hit in hits], "requests": [float(load) for load in loads]}
         request = InferenceRequest(turn=turn, prompt_len=1000, est_hit=900 if turn else 0)
         decision = POLICY.decide(Snapshot(["a", "b", "c"], columns, {}, {}, {}, 0.0), request, {}, 1)

@@ -22,7 +22,7 @@ async def post(client: aiohttp.ClientSession, url: str, body: Any) -> tuple[int,
 
 
 def shape(value: Any) -> Any:
-    """The keys of objects, all the way down; of a list the first item's, of a map of ids nothing."""
+    """Return the keys of objects at every depth; of a list those of the first item, of a map of ids none."""
     if isinstance(value, dict):
         return {key: None if key == "layout_info" else shape(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -43,7 +43,7 @@ async def test_lmcache_both_services_report_cached_chunks_per_instance() -> None
         held = [{place["instance_id"] for place in one["placements"]} for one in directory["results"]]
         assert (status, directory["chunks"], held) == (200, 4, [{a, b}, {a, b}, {b}, {b}])
         assert c not in set().union(*held)
-        # the controller credits each chunk to the instance that registered first
+        # The controller names the instance that registered first.
         status, layout = await post(client, fleet.lmcache_url + "/lookup", {"tokens": prompt})
         assert layout["layout_info"] == {a: ["LocalCPUBackend", 512], b: ["LocalCPUBackend", 1024]}
         for other in ({"model_name": "other"}, {"cache_salt": "tenant1"}, {"world_size": 2}):
@@ -98,7 +98,7 @@ async def test_lmcache_lists_instances_and_is_healthy() -> None:
         async with client.get(fleet.lmcache_url + "/instances") as response:
             listed = orjson.loads(await response.read())["instances"]
         assert [f"http://{one['instance_id']}" for one in listed] == fleet.urls
-        # The real one has more fields, about ports that nothing listens on here.
+        # The real answer also has the fields of ports that the emulator lacks.
         real = orjson.loads(exchange("coordinator_05_instances")[2])["instances"]
         assert set(listed[0]) <= set(real[0])
         async with client.get(fleet.lmcache_url + "/controller/workers") as response:

@@ -58,7 +58,7 @@ def test_metrics_have_types_labels_and_buckets_of_vllm() -> None:
         return family.type, labels, [sample.labels["le"] for sample in family.samples if "le" in sample.labels]
 
     wanted = {name for name in real if name.startswith(("vllm:", "process_start", "process_cpu"))}
-    # Made only where a tool parser is configured.
+    # vLLM has these only with a tool parser.
     wanted -= {name for name in wanted if name.startswith("vllm:tool_call_parser")}
     assert wanted <= ours.keys()
     for name in wanted - {"vllm:cache_config_info"}:
@@ -88,7 +88,7 @@ def test_metrics_show_queue_cache_and_computed_tokens() -> None:
     assert value(page, "vllm:prefix_cache_hits_total") == 64
     assert value(page, "vllm:prompt_tokens_total") == 70
     assert value(page, "vllm:generation_tokens_total") == 1
-    # Two seconds of the model are 0.2 s of a clock that runs ten times slower.
+    # At time scale 10, two model seconds are 0.2 real seconds.
     assert value(page, "vllm:time_to_first_token_seconds_sum") == 0.2
     assert value(page, "vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
     assert value(page, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 1
@@ -96,7 +96,7 @@ def test_metrics_show_queue_cache_and_computed_tokens() -> None:
 
 async def test_metrics_add_up_as_in_recorded_page() -> None:
     def adds_up(page: bytes) -> bool:
-        """Each prompt was computed or found, and steps brought what of them was computed and all that was generated."""
+        """Return whether prompts are computed plus cached tokens, and steps are computed plus generated tokens."""
         prompt, generated = value(page, "vllm:prompt_tokens_total"), value(page, "vllm:generation_tokens_total")
         found = value(page, "vllm:prompt_tokens_cached_total")
         computed, cached, fetched = (
@@ -119,7 +119,7 @@ async def test_metrics_add_up_as_in_recorded_page() -> None:
     calls = [EmulatedCall(prompts=[prompt], model="tiny", limit=20, n=n) for prompt in prompts * 2 for n in (1, 2)]
     running = [instance.generate(call) for call in calls]
     await asyncio.sleep(0)
-    instance.abort(running[0])  # its prompt has been looked up and will not be computed
+    instance.abort(running[0])  # its prompt is counted as a query and never computed
     for generation in running:
         while not generation.ended:
             await generation.changed()

@@ -121,12 +121,12 @@ PARSERS: dict[Api, Callable[[Fields, EngineLimits], EmulatedCall]] = {
     Api.MESSAGES: parse_message,
     Api.RESPONSES: parse_response,
 }
-#: Those of one conversation, under the chat template that is emulated.
+#: Recorded conversations under the emulated chat template.
 ROWS = [row for row in recorded("plain") if row.api in PARSERS]
 
 
 def prompt_of(row: Recorded) -> bytes:
-    """The emulated prompt of what was recorded."""
+    """Return the emulated prompt of a recorded request."""
     return PARSERS[row.api](Fields({"max_tokens": 1, **row.body}), LIMITS).prompts[0]
 
 

@@ -22,7 +22,10 @@ from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
 CAPTURES = Path(__file__).parents[2] / "data" / "vllm"
-#: What the model behind the captures was served with.
+CHAT = "/v1/chat/completions"
+LONG = "word " * 200
+OPENAI_CACHED = ("prompt_tokens_details", "cached_tokens")
+#: Settings of the vLLM that was recorded.
 ENGINE = EngineConfig(block_size=32, blocks=200, max_model_len=2048, max_running=4)
 SETTINGS = EmulatedSettings(model="tiny", aliases=("tiny-alias",), engine=ENGINE, time_scale=100)
 
@@ -48,7 +51,7 @@ ERRORS = [
 class Response:
     status: int
     headers: dict[str, str]
-    #: As framed on the wire: one item per HTTP chunk, or the whole body.
+    #: One item per HTTP chunk, or the whole body.
     chunks: list[bytes]
 
     @property
@@ -78,7 +81,7 @@ def parse(data: bytes) -> Response:
 
 def capture(name: str) -> tuple[bytes, Response]:
     request, _, response = (CAPTURES / f"{name}.http").read_bytes().partition(b"\n===== RESPONSE =====\n")
-    # The captures end the request with a line break of their own.
+    # A recorded request ends with an extra line break.
     head, _, body = request.partition(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
     return head + b"\r\n\r\n" + body[: int(length[1]) if length else 0], parse(response)
@@ -100,7 +103,7 @@ def _event(chunk: bytes) -> tuple[str, Any]:
 
 
 def shape(value: Any) -> Any:
-    """Names in their order and kinds of values, without the values; equal neighbours in a list count once."""
+    """Return names in order and types of values; equal neighbours in a list count once."""
     if isinstance(value, dict):
         return [(name, shape(item)) for name, item in value.items()]
     if isinstance(value, list):
@@ -109,9 +112,15 @@ def shape(value: Any) -> Any:
 
 
 def comparable(headers: dict[str, str]) -> dict[str, str]:
-    """Headers whose values differ from answer to answer count by their names."""
+    """Return the headers; of those that vary from answer to answer the names alone."""
     varying = ("date", "content-length", "x-request-id", "endpoint-load-metrics")
     return {name: "" if name in varying else value for name, value in headers.items()}
+
+
+async def post(url: str, path: str, body: dict[str, Any]) -> Any:
+    async with aiohttp.ClientSession() as client, client.post(url + path, json=body) as response:
+        assert response.status == 200
+        return await response.json()
 
 
 @pytest_asyncio.fixture
@@ -136,13 +145,13 @@ async def test_server_stream_has_events_and_framing_of_vllm(url: str, name: str)
     answer = await exchange(url, request)
     assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
 
-    def told(response: Response) -> list[Any]:
-        # How many tokens a chunk carries depends on speed; a reply that came in one piece has no chunk before it.
+    def shapes_of(response: Response) -> list[Any]:
+        # The number of chunks depends on speed: a reply may arrive in one piece.
         shapes = [(name, shape(value)) for name, value in response.events]
         return sorted({repr(item) for item in shapes})
 
-    missing = set(told(expected)) - set(told(answer))
-    assert set(told(answer)) <= set(told(expected))
+    missing = set(shapes_of(expected)) - set(shapes_of(answer))
+    assert set(shapes_of(answer)) <= set(shapes_of(expected))
     assert all("'finish_reason', 'NoneType'" in item for item in missing)
     assert shape(answer.events[0]) == shape(expected.events[0])
     assert shape(answer.events[-1]) == shape(expected.events[-1])
@@ -153,7 +162,7 @@ async def test_server_error_has_wording_of_vllm(url: str, name: str) -> None:
     request, expected = capture(name)
     answer = await exchange(url, request)
     assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
-    # What was wrong is shown by its kind and size only.
+    # The emulator shows only kind and size of a wrong value.
     without_input = re.compile(r"'input': '.*?'")
     assert without_input.sub("", json.dumps(answer.json)) == without_input.sub("", json.dumps(expected.json))
 
@@ -180,48 +189,41 @@ async def test_server_uses_given_request_id(url: str) -> None:
     assert answer.json["id"] == "chatcmpl-body-req-7"
 
 
-async def test_server_reports_repeated_prompt_as_cached_in_every_api(url: str) -> None:
-    text = "word " * 200
-    bodies = {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": text + "chat"}], "max_tokens": 1},
-        "/v1/completions": {"prompt": text + "completions", "max_tokens": 1},
-        "/v1/messages": {"messages": [{"role": "user", "content": "messages" + text}], "max_tokens": 1},
-        "/v1/responses": {"input": "responses" + text, "max_output_tokens": 1},
-    }
-    places = {
-        "/v1/chat/completions": ("prompt_tokens_details", "cached_tokens"),
-        "/v1/completions": ("prompt_tokens_details", "cached_tokens"),
-        "/v1/messages": ("cache_read_input_tokens",),
-        "/v1/responses": ("input_tokens_details", "cached_tokens"),
-    }
-    async with aiohttp.ClientSession() as client:
-        for path, body in bodies.items():
-            cached = []
-            for _ in range(2):
-                async with client.post(url + path, json=body) as response:
-                    value = (await response.json())["usage"]
-                for name in places[path]:
-                    value = value[name]
-                cached.append(value)
-            # 1,000 bytes are 250 tokens; with what is around them that is 7 or 8 full blocks of 32.
-            assert cached[1] in (224, 256), path
-            assert cached[0] < cached[1], path
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}, OPENAI_CACHED),
+        ("/v1/completions", {"prompt": LONG, "max_tokens": 1}, OPENAI_CACHED),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1},
+            ("cache_read_input_tokens",),
+        ),
+        ("/v1/responses", {"input": LONG, "max_output_tokens": 1}, ("input_tokens_details", "cached_tokens")),
+    ],
+)
+async def test_server_reports_repeated_prompt_as_cached_in_every_api(
+    url: str, path: str, body: dict[str, Any], place: tuple[str, ...]
+) -> None:
+    cached = []
+    for _ in range(2):
+        value = (await post(url, path, body))["usage"]
+        for name in place:
+            value = value[name]
+        cached.append(value)
+    # 1,000 bytes are 250 tokens; with those of the template they fill 7 or 8 blocks of 32.
+    assert cached[0] == 0
+    assert cached[1] in (224, 256)
 
 
 async def test_server_next_turn_hits_history_and_reply(url: str) -> None:
     messages = [{"role": "user", "content": "question " * 50}]
-    async with aiohttp.ClientSession() as client:
-
-        async def turn() -> Any:
-            body = {"messages": messages, "max_tokens": 100, "ignore_eos": True}
-            async with client.post(url + "/v1/chat/completions", json=body) as response:
-                return await response.json()
-
-        first = await turn()
-        assert first["usage"]["completion_tokens"] == 100
-        messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
-        second = await turn()
-    # All but the last token of the reply is computed, and full blocks of 32 are shared.
+    body = {"messages": messages, "max_tokens": 100, "ignore_eos": True}
+    first = await post(url, CHAT, body)
+    assert first["usage"]["completion_tokens"] == 100
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
+    second = await post(url, CHAT, body)
+    # All tokens but the last one of the reply are computed, and full blocks of 32 are shared.
     computed = first["usage"]["total_tokens"] - 1
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed // 32 * 32
 
@@ -244,32 +246,25 @@ async def test_server_disconnect_aborts_request_at_once() -> None:
 
 
 async def test_server_token_ids_of_tokenize_hit_blocks_of_chat(url: str) -> None:
-    body = {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 1}
-    async with aiohttp.ClientSession() as client:
-        async with client.post(url + "/tokenize", json=body) as response:
-            ids = (await response.json())["tokens"]
-        async with client.post(url + "/v1/chat/completions", json=body) as response:
-            assert (await response.json())["usage"]["prompt_tokens"] == len(ids)
-        async with client.post(url + "/v1/completions", json={"prompt": ids, "max_tokens": 1}) as response:
-            usage = (await response.json())["usage"]
+    body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}
+    ids = (await post(url, "/tokenize", body))["tokens"]
+    assert (await post(url, CHAT, body))["usage"]["prompt_tokens"] == len(ids)
+    usage = (await post(url, "/v1/completions", {"prompt": ids, "max_tokens": 1}))["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == len(ids) // 32 * 32
 
 
 async def test_server_salt_separates_prompts(url: str) -> None:
-    body = {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 1}
-    cached = []
-    async with aiohttp.ClientSession() as client:
-        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}):
-            async with client.post(url + "/v1/chat/completions", json={**body, **salt}) as response:
-                cached.append((await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"])
-    assert cached == [0, 0, 256]
+    body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}
+    salts: list[dict[str, str]] = [{}, {"cache_salt": "a"}, {"cache_salt": "a"}]
+    usages = [(await post(url, CHAT, {**body, **salt}))["usage"] for salt in salts]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, 0, 256]
 
 
 async def test_server_streams_each_of_several_replies_to_its_end(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 3, "max_tokens": 50, "stream": True}
     texts = {0: "", 1: "", 2: ""}
     reasons = []
-    async with aiohttp.ClientSession() as client, client.post(url + "/v1/chat/completions", json=body) as response:
+    async with aiohttp.ClientSession() as client, client.post(url + CHAT, json=body) as response:
         async for line in response.content:
             if line.startswith(b"data: {"):
                 for choice in json.loads(line[6:])["choices"]:
@@ -282,13 +277,9 @@ async def test_server_streams_each_of_several_replies_to_its_end(url: str) -> No
 
 async def test_server_unlimited_reply_ends_by_itself_and_is_repeatable(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
-    replies = []
-    async with aiohttp.ClientSession() as client:
-        for _ in range(2):
-            async with client.post(url + "/v1/chat/completions", json=body) as response:
-                replies.append((await response.json())["choices"][0])
-    assert replies[0]["finish_reason"] == "stop"
-    assert replies[0] == replies[1]
+    first, second = [(await post(url, CHAT, body))["choices"][0] for _ in range(2)]
+    assert first["finish_reason"] == "stop"
+    assert first == second
 
 
 async def test_server_load_counts_generating_requests() -> None:
@@ -302,9 +293,9 @@ async def test_server_load_counts_generating_requests() -> None:
 
 async def test_server_errors_never_contain_prompt_text(url: str) -> None:
     bodies: list[tuple[str, Any]] = [
-        ("/v1/chat/completions", {"messages": "my secret"}),
-        ("/v1/chat/completions", {"messages": ["my secret"]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": "my secret"}}]}),
+        (CHAT, {"messages": "my secret"}),
+        (CHAT, {"messages": ["my secret"]}),
+        (CHAT, {"messages": [{"role": "user", "content": {"text": "my secret"}}]}),
         ("/v1/completions", {"prompt": {"text": "my secret"}}),
         ("/v1/messages", {"messages": [{"role": "user", "content": ["my secret"]}], "max_tokens": 1}),
         ("/v1/responses", {"input": ["my secret"]}),
@@ -325,11 +316,11 @@ async def test_server_errors_never_contain_prompt_text(url: str) -> None:
 )
 async def test_server_body_of_any_depth_is_served_or_unreadable(url: str, body: str) -> None:
     headers = {"content-type": "application/json"}
-    told = {}
+    answers = {}
     async with aiohttp.ClientSession() as client:
         for depth in (1, 300, *range(980, 1030, 2), 200_000):
             data = body % ("[" * depth + "]" * depth)
-            async with client.post(url + "/v1/chat/completions", data=data, headers=headers) as response:
-                told[depth] = response.status, "detail" in await response.json()
-    assert (told[1], told[300]) == ((200, False), (200, False))
-    assert set(told.values()) == {(200, False), (400, True)}
+            async with client.post(url + CHAT, data=data, headers=headers) as response:
+                answers[depth] = response.status, "detail" in await response.json()
+    assert (answers[1], answers[300]) == ((200, False), (200, False))
+    assert set(answers.values()) == {(200, False), (400, True)}
