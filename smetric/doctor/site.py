@@ -33,6 +33,7 @@ from smetric.http import addresses
 from smetric.http.addresses import port_of
 from smetric.http.listener import is_reached
 from smetric.policy import PolicyError
+from smetric.proxy.delivery import AnswerObserver
 from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.sources.client import is_plain, read_within
@@ -462,19 +463,6 @@ def _router(settings: Settings) -> tuple[Application, str]:
         raise ConfigError(f"the shipped policy smetric does not check: {error}") from error
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Completion(msgspec.Struct):
-    usage: _Usage
-
-
 class ProbeFailed(Exception):
     """Raised for a probe without a proper answer; the message says what happened."""
 
@@ -503,18 +491,17 @@ async def send(site: Site, engine: ExaminedEngine, probe: Probe) -> Usage:
     Raises:
         ProbeFailed: the engine does not serve it.
     """
-    url = engine.settings.url + _PATHS[probe.api]
     try:
-        reply = await site.client.ask(url, body=probe.body, within_s=PROBE_S)
-        if reply.status != 200:
-            raise ProbeFailed(f"status {reply.status}")
-        usage = msgspec.json.decode(reply.body, type=_Completion).usage
+        reply = await site.client.ask(engine.settings.url + _PATHS[probe.api], body=probe.body, within_s=PROBE_S)
     except NoReply as reason:
         raise ProbeFailed(str(reason)) from None
-    except UNREADABLE:
-        raise ProbeFailed("an answer without usage") from None
-    details = usage.prompt_tokens_details
-    return Usage(usage.prompt_tokens, None, details.cached_tokens if details is not None else None)
+    if reply.status != 200:
+        raise ProbeFailed(f"status {reply.status}")
+    observer = AnswerObserver(probe.api, is_stream=False)
+    observer.passed(reply.body)
+    if (usage := observer.usage()) is None:
+        raise ProbeFailed("an answer without usage")
+    return usage
 
 
 async def send_new(site: Site, engine: ExaminedEngine, model: str, characters: int = CHARACTERS) -> tuple[Probe, Usage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import json
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 
 import pytest
 from click.testing import CliRunner
@@ -31,135 +32,119 @@ INSTANCE = ("--instance", "http://127.0.0.1:1")
 
 
 def start(*arguments: str, before: Sequence[str] = (), terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """`smetric serve`, run by the command *before*, on a *terminal* if given."""
+    """Start `smetric serve` by the command *before*, on a *terminal* if given."""
     command = [*before, sys.executable, "-m", "smetric", "serve", *INSTANCE, *arguments]
     return subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, text=True)
 
 
-def fetch(port: int, path: str) -> tuple[int | None, bytes]:
-    """Status and body of what is at *path*; no status where nobody answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    except OSError:
-        return None, b""
-    finally:
-        connection.close()
+class Router:
+    """`smetric serve` with the policy load_only on free ports; it is killed at the end of the context."""
 
+    def __init__(self, *arguments: str, before: Sequence[str] = (), terminal: int = subprocess.PIPE) -> None:
+        self.port, self.admin_port = free_port(), free_port()
+        ports = ("--port", str(self.port), "--admin-port", str(self.admin_port))
+        self.process = start(*arguments, *ports, before=before, terminal=terminal)
 
-def status(port: int, path: str) -> int | None:
-    return fetch(port, path)[0]
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
 
-def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait for *condition*, as long as *process* runs."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    def fetch(self, path: str, *, admin: bool = False) -> tuple[int | None, bytes]:
+        """Return status and body of *path*; no status without an answer."""
+        port = self.admin_port if admin else self.port
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+            try:
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                return answer.status, answer.read()
+            except OSError:
+                return None, b""
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for *condition* while the router runs."""
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def until_ready(self) -> None:
+        self.until(lambda: self.fetch("/readyz")[0] == 200)
+
+    def terminate(self) -> str:
+        """End it by SIGTERM, and return its log."""
+        self.process.send_signal(signal.SIGTERM)
+        _, logged = self.process.communicate(timeout=20)
+        assert self.process.returncode == 0, logged
+        return logged
 
 
 def test_serve_from_flags_until_sigterm() -> None:
-    port, admin_port = free_port(), free_port()
-    with start("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port)) as process:
-        try:
-            until(lambda: status(port, "/healthz") == 200, process)
-            assert status(admin_port, "/admin/decisions") == 200
-            assert status(port, "/admin/decisions") == 404
-            process.send_signal(signal.SIGTERM)
-            _, logged = process.communicate(timeout=20)
-        finally:
-            process.kill()
-    assert process.returncode == 0, logged
+    with Router("--policy", "load_only") as router:
+        router.until_ready()
+        assert router.fetch("/admin/decisions", admin=True)[0] == 200
+        assert router.fetch("/admin/decisions")[0] == 404
+        logged = router.terminate()
     assert '"smetric.serving"' in logged
     assert "Traceback" not in logged
 
 
 def test_serve_logs_warnings_of_libraries(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import atexit, warnings\natexit.register(warnings.warn, 'odd\\nlines')")
-    port, admin_port = free_port(), free_port()
-    arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    with start(*arguments, before=("env", f"PYTHONPATH={path}")) as process:
-        try:
-            until(lambda: status(port, "/healthz") == 200, process)
-            process.send_signal(signal.SIGTERM)
-            _, logged = process.communicate(timeout=20)
-        finally:
-            process.kill()
+    with Router("--policy", "load_only", before=("env", f"PYTHONPATH={path}")) as router:
+        router.until_ready()
+        logged = router.terminate()
     assert [json.loads(line)["event"] for line in logged.splitlines()][-2:] == ["smetric.stopped", "library"]
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_serve_without_standard_streams_reserves_their_descriptors(closed: str) -> None:
-    port, admin_port = free_port(), free_port()
-    arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
-    with start(*arguments, before=("bash", "-c", f'exec "$@" {closed}', "closed")) as process:
-        try:
-            until(lambda: status(port, "/readyz") == 200, process)
-            opened = [os.readlink(f"/proc/{process.pid}/fd/{number}").partition(":")[0] for number in range(3)]
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
-        finally:
-            process.kill()
-    assert process.returncode == 0
+    with Router("--policy", "load_only", before=("bash", "-c", f'exec "$@" {closed}', "closed")) as router:
+        router.until_ready()
+        opened = [os.readlink(f"/proc/{router.process.pid}/fd/{number}").partition(":")[0] for number in range(3)]
+        router.terminate()
     assert opened.count("/dev/null") == closed.count("&-")
     assert "socket" not in opened
 
 
-def writer_of(pipe: Path, process: subprocess.Popen[str]) -> TextIO:
-    """Writes into *pipe*, once *process* reads it."""
-    found: list[TextIO] = []
-
-    def is_read() -> bool:
-        try:
-            found.append(os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w"))
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # nobody reads it yet
-                raise
-        return bool(found)
-
-    until(is_read, process)
-    return found[0]
-
-
 def test_sighup_during_start_is_handled_once_serving(tmp_path: Path) -> None:
-    port, pipe = free_port(), tmp_path / "smetric.yaml"
+    pipe = tmp_path / "smetric.yaml"
     os.mkfifo(pipe)
-    with start("--config", str(pipe), "--port", str(port), "--admin-port", "0") as process:
-        try:
-            with writer_of(pipe, process) as writer:
-                process.send_signal(signal.SIGHUP)
-                writer.write("policy: load_only\n")
-            until(lambda: status(port, "/healthz") == 200, process)
-            process.send_signal(signal.SIGTERM)
-            _, logged = process.communicate(timeout=20)
-        finally:
-            process.kill()
-    assert process.returncode == 0, logged
+    with Router("--config", str(pipe)) as router:
+        writers: list[TextIO] = []
+
+        def is_read() -> bool:
+            try:
+                writers.append(os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w"))
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # no reader yet
+                    raise
+            return bool(writers)
+
+        router.until(is_read)
+        with writers[0] as writer:
+            router.process.send_signal(signal.SIGHUP)
+            writer.write("policy: load_only\n")
+        router.until_ready()
+        logged = router.terminate()
     assert logged.count('"smetric.files.looked_at"') == 1
 
 
 def test_serve_outlives_its_terminal_and_counts_lost_lines() -> None:
-    port, admin_port = free_port(), free_port()
     ours, theirs = pty.openpty()
-    arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
-    with start(*arguments, before=("setsid", "--ctty"), terminal=theirs) as process:
-        try:
-            os.close(theirs)
-            until(lambda: status(port, "/readyz") == 200, process)
-            os.close(ours)
-            until(
-                lambda: re.search(rb"\nsmetric_log_lines_lost_total [1-9]", fetch(admin_port, "/metrics")[1]), process
-            )
-            assert status(port, "/readyz") == 200
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    with Router("--policy", "load_only", before=("setsid", "--ctty"), terminal=theirs) as router:
+        os.close(theirs)
+        router.until_ready()
+        os.close(ours)
+        lost = rb"\nsmetric_log_lines_lost_total [1-9]"
+        router.until(lambda: re.search(lost, router.fetch("/metrics", admin=True)[1]))
+        assert router.fetch("/readyz")[0] == 200
+        router.process.send_signal(signal.SIGTERM)
+        assert router.process.wait(20) == 0
 
 
 def refused(*arguments: str) -> tuple[int, str]:

@@ -15,9 +15,13 @@ from smetric.doctor.site import FindingSeverity
 from smetric.sources.vllm import MAX_PAGE_BYTES
 from tests.doctor.lab import Lab
 
-Break = Callable[[Lab], None]
+Break = Callable[[Lab], object]
 
 ERROR, WARNING, INFO = FindingSeverity
+
+
+def both(*breaks: Break) -> Break:
+    return lambda lab: [each(lab) for each in breaks]
 
 
 def on_first(path: str, old: bytes, new: bytes) -> Break:
@@ -25,18 +29,15 @@ def on_first(path: str, old: bytes, new: bytes) -> Break:
 
 
 def with_settings(**fields: Any) -> Break:
-    def broken(lab: Lab) -> None:
-        lab.settings = replace(lab.settings, **fields)
-
-    return broken
+    return lambda lab: lab.set(**fields)
 
 
 def first_is(**fields: Any) -> Break:
-    def broken(lab: Lab) -> None:
-        first, second = lab.settings.instances
-        lab.settings = replace(lab.settings, instances=(replace(first, **fields), second))
+    return lambda lab: lab.set(instances=(replace(lab.settings.instances[0], **fields), *lab.settings.instances[1:]))
 
-    return broken
+
+def twice(lab: Lab) -> None:
+    lab.set(instances=(*lab.settings.instances, replace(lab.settings.instances[0], id="again")))
 
 
 def lmcache_with(**fields: Any) -> Break:
@@ -44,124 +45,59 @@ def lmcache_with(**fields: Any) -> Break:
 
 
 def lmcache_says(path: str, change: Callable[[Any], None], **fields: Any) -> Break:
-    def broken(lab: Lab) -> None:
-        lab.lmcache(**fields)
-        lab.store.edit_json(path, change)
-
-    return broken
+    return both(lmcache_with(**fields), lambda lab: lab.store.edit_json(path, change))
 
 
-def lmcache_lacks(path: str, **fields: Any) -> Break:
-    def broken(lab: Lab) -> None:
-        lab.lmcache(**fields)
-        lab.store.statuses[path] = 404
-
-    return broken
+def lmcache_refuses(path: str, status: int, **fields: Any) -> Break:
+    return both(lmcache_with(**fields), lambda lab: lab.store.statuses.update({path: status}))
 
 
-def hanging(path: str) -> Break:
-    def broken(lab: Lab) -> None:
-        lab.fronts[0].hanging.add(path)
-        lab.settings = replace(lab.settings, scrape=ScrapeSettings(timeout=0.5))
-
-    return broken
-
-
-def refusing(path: str, status: int, **fields: Any) -> Break:
-    def broken(lab: Lab) -> None:
-        lab.fronts[0].statuses[path] = status
-        lab.settings = replace(lab.settings, **fields)
-
-    return broken
-
-
-def nonsense(lab: Lab) -> None:
-    lab.fronts[0].headers["date"] = "Mon, 01 Jan 99999999999 00:00:00 GMT"
-    lab.fronts[0].edits["/version"] = lambda _: b"[" * 9_000
-
-
-def models_that_are_not_told(**fields: Any) -> Break:
-    def broken(lab: Lab) -> None:
-        refusing("/v1/models", 404)(lab)
-        first_is(**fields)(lab)
-
-    return broken
-
-
-def look_ups_that_are_refused(lab: Lab) -> None:
+def lmcache_without_e1(lab: Lab) -> None:
     lab.lmcache()
-    lab.store.statuses["/directory/lookup"] = 401
+    ids = {**lab.settings.lmcache.instances, "e1": "nobody"}
+    lab.set(lmcache=replace(lab.settings.lmcache, instances=ids))
+
+
+def refusing(path: str, status: int) -> Break:
+    return lambda lab: lab.fronts[0].statuses.update({path: status})
 
 
 def header(name: str, value: str) -> Break:
     return lambda lab: lab.fronts[0].headers.update({name: value})
 
 
-def twice(lab: Lab) -> None:
-    first, second = lab.settings.instances
-    lab.settings = replace(lab.settings, instances=(first, second, replace(first, id="again")))
-
-
-def no_details(number: int) -> Break:
-    def broken(lab: Lab) -> None:
-        lab.fronts[number].edit_json(
-            "/v1/chat/completions", lambda answer: answer["usage"].update(prompt_tokens_details=None)
-        )
-
-    return broken
-
-
-def never_cached(lab: Lab) -> None:
-    def change(answer: Any) -> None:
-        answer["usage"]["prompt_tokens_details"]["cached_tokens"] = 0
-
-    for front in lab.fronts:
-        front.edit_json("/v1/chat/completions", change)
-
-
-def other_template(lab: Lab) -> None:
-    lab.settings = replace(lab.settings, tokenizer=TokenizerSettings(source="engine"))
-    lab.fronts[1].edit_json("/tokenize", lambda answer: answer["tokens"].__setitem__(0, 7))
-
-
-def compressed_metrics(lab: Lab) -> None:
-    lab.fronts[0].compressed.add("/metrics")
+def metrics_edited(edit: Callable[[bytes], bytes]) -> Break:
+    return lambda lab: lab.fronts[0].edits.update({"/metrics": edit})
 
 
 def metrics_matching(series: bytes, instead: bytes) -> Break:
-    """The first engine's page has *instead* for what matches *series*."""
-
-    def broken(lab: Lab) -> None:
-        lab.fronts[0].edits["/metrics"] = lambda page: re.sub(series, instead, page)
-
-    return broken
+    return metrics_edited(lambda page: re.sub(series, instead, page))
 
 
 def metrics_with(more: bytes) -> Break:
-    def broken(lab: Lab) -> None:
-        lab.fronts[0].edits["/metrics"] = lambda page: page + more
-
-    return broken
+    return metrics_edited(lambda page: page + more)
 
 
 def two_engines_at_one_address(lab: Lab) -> None:
     turns = cycle((b"1e9", b"2e9"))
-
-    def one_of_them(page: bytes) -> bytes:
-        return re.sub(rb"(?m)^(process_start_time_seconds) .*", rb"\1 " + next(turns), page)
-
-    lab.fronts[0].edits["/metrics"] = one_of_them
+    metrics_edited(lambda page: re.sub(rb"(?m)^(process_start_time_seconds) .*", rb"\1 " + next(turns), page))(lab)
 
 
-def aliased_lmcache(lab: Lab) -> None:
-    lab.lmcache(models={"alias": "m"})
-    lab.settings = replace(lab.settings, models={"alias": "m"})
+def no_details(number: int) -> Break:
+    return lambda lab: lab.fronts[number].edit_json(
+        "/v1/chat/completions", lambda answer: answer["usage"].update(prompt_tokens_details=None)
+    )
+
+
+def never_cached(lab: Lab) -> None:
+    for front in lab.fronts:
+        front.edit_json(
+            "/v1/chat/completions", lambda answer: answer["usage"]["prompt_tokens_details"].update(cached_tokens=0)
+        )
 
 
 def old_heartbeat(answer: Any) -> None:
-    worker = answer["workers"][0]
-    worker["registration_time"] = time.time() - 1000
-    worker["last_heartbeat_time"] = time.time() - 500
+    answer["workers"][0].update(registration_time=time.time() - 1000, last_heartbeat_time=time.time() - 500)
 
 
 def forget_all(answer: Any) -> None:
@@ -169,9 +105,21 @@ def forget_all(answer: Any) -> None:
         result["placements"] = []
 
 
-def forget_layout(answer: Any) -> None:
-    answer["layout_info"] = {}
+def hanging_metrics(lab: Lab) -> None:
+    lab.fronts[0].hanging.add("/metrics")
+    lab.set(scrape=ScrapeSettings(timeout=0.5))
 
+
+def bad_version(lab: Lab) -> None:
+    lab.fronts[0].edits["/version"] = lambda _: b"[" * 9_000
+
+
+def other_template(lab: Lab) -> None:
+    by_engine(lab)
+    lab.fronts[1].edit_json("/tokenize", lambda answer: answer["tokens"].__setitem__(0, 7))
+
+
+by_engine = with_settings(tokenizer=TokenizerSettings(source="engine"))
 
 # fmt: off
 #: Faults by name: the way to cause it, the check that finds it, its severity, and parts of its text and remedy.
@@ -188,16 +136,17 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
     "a clock that is wrong":
         (header("date", "Sun, 06 Nov 1994 08:49:37 GMT"), "versions", WARNING, "behind ours", "NTP"),
     "a clock that tells nonsense and a version that is no word":
-        (nonsense, "versions", INFO, "does not tell a version", "point `url` at"),
+        (both(header("date", "Mon, 01 Jan 99999999999 00:00:00 GMT"),
+              bad_version), "versions", INFO, "does not tell a version", "point `url` at"),
     "an alias for nothing":
         (with_settings(models={"gpt": "n"}), "models", ERROR, "n, which no instance serves",
          "set `models.gpt`"),
     "a configured model that is not served":
         (first_is(models=("n",)), "models", ERROR, "does not serve n; it serves m", "--served-model-name"),
     "models that are not told":
-        (models_that_are_not_told(), "models", ERROR, "not known: /v1/models says 404", "name its `models`"),
+        (refusing("/v1/models", 404), "models", ERROR, "not known: /v1/models says 404", "name its `models`"),
     "models that are configured and not told":
-        (models_that_are_not_told(models=("m",)), "models", INFO, "not known: /v1/models says 404",
+        (both(refusing("/v1/models", 404), first_is(models=("m",))), "models", INFO, "not known: /v1/models says 404",
          "why the engine does not list them"),
     "another model of the same name":
         (on_first("/v1/models", b'"root":"m"', b'"root":"/models/other"'), "models", WARNING,
@@ -208,9 +157,10 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
     "metrics of something else":
         (on_first("/metrics", b"vllm:", b"sglang:"), "metrics", ERROR, "no metric", "point `url` at"),
     "metrics that hang":
-        (hanging("/metrics"), "metrics", ERROR, "no answer in 0.5 s", "raise `scrape.timeout`"),
+        (hanging_metrics, "metrics", ERROR, "no answer in 0.5 s", "raise `scrape.timeout`"),
     "metrics that are compressed":
-        (compressed_metrics, "metrics", ERROR, "compressed, which was not asked for", "let no proxy"),
+        (lambda lab: lab.fronts[0].compressed.add("/metrics"), "metrics", ERROR,
+         "compressed, which was not asked for", "let no proxy"),
     "metrics that are more than the router reads":
         (metrics_with(b"#" * MAX_PAGE_BYTES), "metrics", ERROR, "the answer has more than", "point `url` at"),
     "metrics of very many engines":
@@ -251,16 +201,17 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
     "a policy that does not check":
         (with_settings(params={"OVERLOAD": 0.5}), "policy", ERROR, "cannot be used", "`smetric check`"),
     "an engine with another chat template":
-        (other_template, "tokens", WARNING, "other token ids than on e0", "`--chat-template`"),
+        (other_template,
+         "tokens", WARNING, "other token ids than on e0", "`--chat-template`"),
     "an engine whose /tokenize is closed":
-        (refusing("/tokenize", 404, tokenizer=TokenizerSettings(source="engine")), "tokens", ERROR,
+        (both(by_engine, refusing("/tokenize", 404)), "tokens", ERROR,
          "does not tokenise", "pass /tokenize on"),
     "something else before the engine":
         (header("server", "nginx"), "keep-alive", INFO, "nginx", "--slow"),
     "LMCache that is down":
         (lmcache_with(url="http://127.0.0.1:9"), "lmcache", ERROR, "connection refused", "`lmcache.url`"),
     "LMCache of the other kind":
-        (lmcache_lacks("/controller/workers", mode="controller"), "lmcache", ERROR,
+        (lmcache_refuses("/controller/workers", 404, mode="controller"), "lmcache", ERROR,
          "but as its coordinator", "set `lmcache.mode: coordinator`"),
     "something else where LMCache is to be":
         (lmcache_says("/instances", lambda answer: answer.pop("instances")), "lmcache", ERROR,
@@ -269,7 +220,7 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
         (lmcache_with(chunk_size=128), "lmcache", ERROR, "chunks are not as configured",
          "set `lmcache.chunk_size`"),
     "LMCache that refuses look-ups":
-        (look_ups_that_are_refused, "lmcache", ERROR, "cannot be asked: it answers look-ups with 401",
+        (lmcache_refuses("/directory/lookup", 401), "lmcache", ERROR, "cannot be asked: it answers look-ups with 401",
          "`lmcache.url`"),
     "LMCache with another model":
         (lmcache_with(models={"m": "n"}), "lmcache", ERROR, "of model m, not n",
@@ -278,15 +229,19 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
         (lmcache_with(models={"m": "m", "ghost": "n"}), "lmcache", ERROR,
          "it names ghost, which no instance serves; they serve m", "name the model as the instances do"),
     "LMCache for an alias":
-        (aliased_lmcache, "lmcache", ERROR, "it names alias, which no instance serves", "name m instead"),
+        (both(lmcache_with(models={"alias": "m"}), with_settings(models={"alias": "m"})), "lmcache",
+         ERROR, "it names alias, which no instance serves", "name m instead"),
     "LMCache with another world size":
         (lmcache_with(world_size=2), "lmcache", ERROR, "of world size 1, not 2",
          "set `lmcache.world_size: 1`"),
+    "an instance that LMCache does not know":
+        (lmcache_without_e1, "lmcache", ERROR, "knows no instance nobody; it knows 127.0.0.1:",
+         "set `lmcache.instances: {e1: ID}`"),
     "LMCache that finds nothing":
         (lmcache_says("/directory/lookup", forget_all), "lmcache", WARNING, "is not found in LMCache",
          "`--coordinator-event-reporting`"),
     "LMCache's controller that finds nothing":
-        (lmcache_says("/lookup", forget_layout, mode="controller"), "lmcache", WARNING,
+        (lmcache_says("/lookup", lambda answer: answer.update(layout_info={}), mode="controller"), "lmcache", WARNING,
          "is not found in LMCache", "the same `PYTHONHASHSEED`"),
     "an LMCache worker that is silent":
         (lmcache_says("/controller/workers", old_heartbeat, mode="controller"), "lmcache", WARNING,

@@ -7,6 +7,7 @@ import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
@@ -25,8 +26,8 @@ from smetric.config.settings import (
     Settings,
     TokenizerSettings,
 )
-from smetric.doctor.examination import Examination, as_text
-from smetric.doctor.site import Finding
+from smetric.doctor.examination import Examination, as_text, examine
+from smetric.doctor.site import Finding, FindingSeverity
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.http.tls import Tls
 from smetric.lab.emulator.fleet import EmulatedFleet
@@ -40,7 +41,7 @@ Edit = Callable[[bytes], bytes]
 
 
 class Front:
-    """Passes everything on to *target*; listens while it is entered.
+    """Reverse proxy of *target* that can break it: changed, refused, late or compressed answers. Use it as a context.
 
     Args:
         target: base URL.
@@ -49,16 +50,16 @@ class Front:
     def __init__(self, target: str) -> None:
         self.target = target
         self.url = ""
-        #: By path: what is done to the body of an answer, and what is answered instead.
+        #: Changes of bodies, and statuses answered instead, by path.
         self.edits: dict[str, Edit] = {}
         self.statuses: dict[str, int] = {}
-        #: Paths that are never answered, paths whose answers are compressed, and headers of all answers.
+        #: Paths without an answer, paths with compressed answers, and headers of all answers.
         self.hanging: set[str] = set()
         self.compressed: set[str] = set()
         self.headers: dict[str, str] = {}
-        #: The only key that opens it; empty for none.
+        #: API key that it requires; empty for none.
         self.key = ""
-        #: Called with the body of each chat request, after it was answered.
+        #: Called with the body of each chat request after its answer.
         self.on_chat: Callable[[bytes], Awaitable[None]] | None = None
         self._client: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
@@ -131,7 +132,7 @@ class Front:
 
 @asynccontextmanager
 async def publishing(front: Front, *, replay: bool = True) -> AsyncIterator[KvEngine]:
-    """An engine behind *front* that publishes what it is sent."""
+    """An engine behind *front* that publishes the prompts it receives."""
     engine = KvEngine(replay=replay)
 
     async def publish(content: bytes) -> None:
@@ -152,31 +153,49 @@ ENGINES = EmulatedSettings(model="m", engine=EngineConfig(blocks=2048, max_model
 
 @dataclass
 class Lab:
-    """Two emulated engines behind fronts, LMCache behind another, and settings with which all is well."""
+    """Two emulated engines behind fronts, LMCache behind another, and settings without a fault."""
 
     engines: EmulatedFleet
     fronts: list[Front]
     store: Front
     settings: Settings
 
+    def set(self, **fields: Any) -> None:
+        """Replace settings."""
+        self.settings = replace(self.settings, **fields)
+
     def lmcache(self, **fields: Any) -> None:
         """Let the router ask LMCache."""
         ids = {f"e{n}": url.removeprefix("http://") for n, url in enumerate(self.engines.urls)}
-        self.settings = replace(
-            self.settings,
-            lmcache=LmcacheSettings(**{"url": self.store.url, "instances": ids, **fields}),
-            tokenizer=TokenizerSettings(source="engine"),
-        )
+        lmcache = LmcacheSettings(**{"url": self.store.url, "instances": ids, **fields})
+        self.set(lmcache=lmcache, tokenizer=TokenizerSettings(source="engine"))
+
+    def store_policy(self, folder: Path) -> str:
+        """Write a policy that looks up what only LMCache fills, and return its path."""
+        path = folder / "store.policy"
+        path.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
+        return str(path)
+
+    async def findings(self, *, may_probe: bool = False) -> list[tuple[str, Finding]]:
+        """Examine the set-up, and return each finding with the name of its check."""
+        return told(await examine(self.settings, may_probe=may_probe))
+
+    async def only_finding(self, check: str, severity: FindingSeverity, *, may_probe: bool = False) -> Finding:
+        """Examine the set-up, and return its only finding, which is of this check and severity."""
+        examination = await examine(self.settings, may_probe=may_probe)
+        found = told(examination)
+        assert [(by, finding.severity) for by, finding in found] == [(check, severity)], as_text(examination)
+        return found[0][1]
+
+    async def is_fine(self, *, may_probe: bool = False) -> bool:
+        """Examine the set-up, and return whether nothing was found."""
+        examination = await examine(self.settings, may_probe=may_probe)
+        assert told(examination) == [], as_text(examination)
+        return True
 
 
 def told(examination: Examination) -> list[tuple[str, Finding]]:
     return [(outcome.check.name, finding) for outcome in examination.outcomes for finding in outcome.findings]
-
-
-def the_only(examination: Examination) -> tuple[str, Finding]:
-    found = told(examination)
-    assert len(found) == 1, as_text(examination)
-    return found[0]
 
 
 @asynccontextmanager
@@ -208,7 +227,7 @@ def listening(lab: Lab, *ends: KvEngine, **fields: Any) -> Settings:
 
 @asynccontextmanager
 async def running(lab: Lab, tls: Tls | None = None) -> AsyncIterator[str]:
-    """A router with the settings of *lab*; where it is sent requests."""
+    """A router that runs with the settings of *lab*, and its URL."""
     settings = lab.settings
     admin, data = listen("127.0.0.1", settings.admin.port), listen("127.0.0.1", settings.listen.port)
     router, stop = Application(settings, environ={}), asyncio.Event()

@@ -11,26 +11,27 @@ from msgspec.structs import replace
 from smetric.config.settings import InstanceSettings, Listen
 from smetric.doctor import engines
 from smetric.doctor.examination import examine
-from tests.doctor.lab import Edit, Lab, the_only, told
+from tests.doctor.broken import ERROR
+from tests.doctor.lab import Edit, Lab, told
 from tests.fakes import Call, FakeEngine
 
 
 def circle(lab: Lab) -> None:
     _, second = lab.settings.instances
     port = int(lab.fronts[1].url.rpartition(":")[2])
-    lab.settings = replace(lab.settings, listen=Listen(port=port), instances=(second,))
+    lab.set(listen=Listen(port=port), instances=(second,))
 
 
 async def test_instances_check_finds_the_router_itself(lab: Lab) -> None:
     circle(lab)
-    found = told(await examine(lab.settings, may_probe=False))
+    found = await lab.findings()
     assert ("instances", True) in [(check, "this router itself listens" in finding.what) for check, finding in found]
 
 
 async def test_instances_check_accepts_the_same_port_at_another_address(lab: Lab) -> None:
     circle(lab)
-    lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, host="127.0.0.2"))
-    assert told(await examine(lab.settings, may_probe=False)) == []
+    lab.set(listen=replace(lab.settings.listen, host="127.0.0.2"))
+    assert await lab.is_fine()
 
 
 async def test_instances_check_finds_names_that_resolve_to_refused_addresses(
@@ -40,8 +41,8 @@ async def test_instances_check_finds_names_that_resolve_to_refused_addresses(
         return ("169.254.169.254" if url == lab.fronts[0].url else "10.0.0.1"), 80
 
     monkeypatch.setattr(engines, "resolve", resolve)
-    check, finding = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, finding.where) == ("instances", "instance e0")
+    finding = await lab.only_finding("instances", ERROR)
+    assert finding.where == "instance e0"
     assert "its name leads to 169.254.169.254" in finding.what
     assert "`instance_networks`" in finding.remedy
 
@@ -59,7 +60,7 @@ async def test_instances_check_finds_one_engine_under_two_names(
     monkeypatch.setattr(engines, "resolve", resolve)
     for nth, front in enumerate(lab.fronts):
         front.edits["/metrics"] = starting(1000 + nth * apart_s)
-    found = told(await examine(lab.settings, may_probe=False))
+    found = await lab.findings()
     assert ["it is the same engine" in finding.what for _, finding in found] == [True] * is_one
 
 

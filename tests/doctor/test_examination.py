@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from smetric.config.settings import InstanceSettings, KvEventsSettings, PrefixIndexSettings, RecordSettings
+from smetric.config.settings import InstanceSettings, PrefixIndexSettings, RecordSettings
 from smetric.doctor import engines
 from smetric.doctor import examination as examined_by
 from smetric.doctor.examination import Check, CheckOutcome, CheckResult, Examination, as_json, as_text, examine
 from smetric.doctor.site import Finding, Findings, FindingSeverity, Site, Skipped, error, info, listed, shown, warning
 from tests.doctor.broken import BROKEN
-from tests.doctor.lab import Lab, publishing, the_only, told
+from tests.doctor.lab import Lab, listening, publishing, told
 
 pytestmark = pytest.mark.slow
 
@@ -23,18 +23,8 @@ pytestmark = pytest.mark.slow
 async def test_examination_of_a_fault_free_set_up_finds_nothing(lab: Lab, tmp_path: Path) -> None:
     lab.lmcache()
     async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
-        instances = tuple(
-            replace(instance, kv_events=engine.endpoint, kv_replay=engine.replay)
-            for instance, engine in zip(lab.settings.instances, (one, two), strict=True)
-        )
-        settings = replace(
-            lab.settings,
-            instances=instances,
-            replicas=4,
-            kv_events=KvEventsSettings(enabled=True),
-            prefix_index=replace(lab.settings.prefix_index, folder=str(tmp_path)),
-        )
-        examination = await examine(settings)
+        index = replace(lab.settings.prefix_index, folder=str(tmp_path))
+        examination = await examine(replace(listening(lab, one, two), replicas=4, prefix_index=index))
     assert told(examination) == [], as_text(examination)
     skipped = [outcome.check.name for outcome in examination.outcomes if outcome.result is not CheckResult.FINE]
     assert skipped == ["traffic"]  # no router runs
@@ -44,9 +34,8 @@ async def test_examination_of_a_fault_free_set_up_finds_nothing(lab: Lab, tmp_pa
 @pytest.mark.parametrize("mode", ["coordinator", "controller"])
 async def test_examination_with_lmcache_alone_finds_nothing(lab: Lab, mode: str) -> None:
     lab.lmcache(mode=mode)
-    settings = replace(lab.settings, prefix_index=PrefixIndexSettings(enabled=False))
-    examination = await examine(settings)
-    assert examination.exit_code == 0, as_text(examination)
+    lab.set(prefix_index=PrefixIndexSettings(enabled=False))
+    assert (await examine(lab.settings)).exit_code == 0
 
 
 async def test_examination_without_probes_sends_no_prompts(lab: Lab) -> None:
@@ -69,12 +58,9 @@ async def test_examination_writes_no_files(lab: Lab, tmp_path: Path) -> None:
 async def test_examination_finds_each_fault_with_its_remedy(lab: Lab, name: str) -> None:
     broken, check, severity, seen, remedy = BROKEN[name]
     broken(lab)
-    examination = await examine(lab.settings)
-    by, finding = the_only(examination)
-    assert (by, finding.severity) == (check, severity)
+    finding = await lab.only_finding(check, severity, may_probe=True)
     assert seen in finding.what
     assert remedy in finding.remedy
-    assert examination.exit_code == (0 if severity is FindingSeverity.INFO else 1)
 
 
 async def test_examination_without_reachable_instances_ends_with_3(lab: Lab) -> None:
@@ -106,15 +92,8 @@ async def test_examination_isolates_checks_that_hang_or_fail(lab: Lab, monkeypat
     ]
     monkeypatch.setattr(examined_by, "CHECKS", checks)
     examination = await examine(lab.settings)
-    assert [outcome.result for outcome in examination.outcomes] == [
-        CheckResult.LATE,
-        CheckResult.FAILED,
-        CheckResult.SKIPPED,
-    ]
-    assert [finding.what for _, finding in told(examination)] == [
-        "not done within 0.1 s",
-        "it failed (ZeroDivisionError)",
-    ]
+    assert [outcome.result.value for outcome in examination.outcomes] == ["late", "failed", "skipped"]
+    assert [found.what for _, found in told(examination)] == ["not done within 0.1 s", "it failed (ZeroDivisionError)"]
     assert examination.exit_code == 1
     assert as_json(examination)["checks"][2]["reason"] == "nothing there"
 

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from smetric.config.settings import TokenizerSettings
 from smetric.doctor.examination import as_text, examine
-from smetric.doctor.site import FindingSeverity
 from smetric.fleet.instance import Instance
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from smetric.sources.prefix_index.persistence import NAME, IndexFile
-from tests.doctor.lab import Lab, listening, publishing, the_only, told
+from tests.doctor.broken import ERROR, WARNING
+from tests.doctor.lab import Lab, listening, publishing, told
 from tests.sources.kv_events.kv_engine import stored
 from tests.sources.tokens.recorded import model_folder
 
@@ -67,7 +67,7 @@ async def test_kv_events_check_finds_silent_engines_and_missing_ranks(lab: Lab) 
 async def test_kv_events_check_warns_without_replay(lab: Lab) -> None:
     async with publishing(lab.fronts[0], replay=False) as one, publishing(lab.fronts[1], replay=False) as two:
         found = told(await examine(listening(lab, one, two)))
-    assert [(check, finding.where) for check, finding in found if finding.severity is FindingSeverity.WARNING] == [
+    assert [(check, finding.where) for check, finding in found if finding.severity is WARNING] == [
         ("kv-events", "kv_events.replay")
     ]
 
@@ -85,7 +85,7 @@ async def test_kv_events_check_finds_engines_at_one_address(lab: Lab) -> None:
         publishing_too = asyncio.create_task(others())
         found = told(await examine(listening(lab, one, two)))
         publishing_too.cancel()
-    errors = [one for check, one in found if check == "kv-events" and one.severity is FindingSeverity.ERROR]
+    errors = [one for check, one in found if check == "kv-events" and one.severity is ERROR]
     assert [one.where for one in errors] == ["instance e0"]
     assert "started again" in errors[0].what
     assert "an address of its own" in errors[0].remedy
@@ -93,7 +93,7 @@ async def test_kv_events_check_finds_engines_at_one_address(lab: Lab) -> None:
 
 def keep_in(folder: Path, lab: Lab) -> None:
     """Let the router keep its index in *folder*."""
-    lab.settings = replace(lab.settings, prefix_index=replace(lab.settings.prefix_index, folder=str(folder)))
+    lab.set(prefix_index=replace(lab.settings.prefix_index, folder=str(folder)))
 
 
 async def kept(folder: Path) -> Path:
@@ -136,8 +136,7 @@ async def test_index_check_finds_unusable_files(
 ) -> None:
     change(await kept(tmp_path))
     keep_in(tmp_path, lab)
-    check, found = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, found.severity) == ("index", FindingSeverity.WARNING)
+    found = await lab.only_finding("index", WARNING)
     assert reason in found.what
     assert "a folder of its own" in found.remedy
 
@@ -145,8 +144,7 @@ async def test_index_check_finds_unusable_files(
 async def test_index_check_finds_unwritable_folders(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keep_in(tmp_path / "file" / "folder", lab)
-    check, found = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, found.severity) == ("index", FindingSeverity.ERROR)
+    found = await lab.only_finding("index", ERROR)
     assert "file is not a writable folder" in found.what
     assert "`prefix_index.folder`" in found.remedy
 
@@ -155,16 +153,15 @@ async def test_index_check_finds_full_disks(lab: Lab, tmp_path: Path, monkeypatc
     path = await kept(tmp_path)
     keep_in(tmp_path, lab)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
-    check, found = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, found.severity) == ("index", FindingSeverity.WARNING)
+    found = await lab.only_finding("index", WARNING)
     assert f"4096 bytes are free, and a new file of the index takes {path.stat().st_size}" in found.what
     assert "make room" in found.remedy
 
 
 async def test_tokens_check_finds_the_tokenizer_of_another_model(lab: Lab, tmp_path: Path) -> None:
     folder = str(model_folder(tmp_path, "plain"))
-    lab.settings = replace(lab.settings, tokenizer=TokenizerSettings(source="local", folders={"*": folder}))
-    found = dict(told(await examine(lab.settings)))
+    lab.set(tokenizer=TokenizerSettings(source="local", folders={"*": folder}))
+    found = dict(await lab.findings(may_probe=True))
     assert found.keys() == {"tokens", "hits"}
     assert "with tools has other token ids here than on e0" in found["tokens"].what
     assert "let `tokenizer.folders` name" in found["tokens"].remedy
@@ -173,9 +170,8 @@ async def test_tokens_check_finds_the_tokenizer_of_another_model(lab: Lab, tmp_p
 
 async def test_tokens_check_finds_models_without_a_folder(lab: Lab, tmp_path: Path) -> None:
     folder = str(model_folder(tmp_path, "plain"))
-    lab.settings = replace(lab.settings, tokenizer=TokenizerSettings(source="local", folders={"n": folder}))
-    check, finding = the_only(await examine(lab.settings))
-    assert (check, finding.severity) == ("tokens", FindingSeverity.ERROR)
+    lab.set(tokenizer=TokenizerSettings(source="local", folders={"n": folder}))
+    finding = await lab.only_finding("tokens", ERROR, may_probe=True)
     assert "set `tokenizer.folders: {m: FOLDER}`" in finding.remedy
 
 
@@ -183,6 +179,5 @@ async def test_examination_sends_instances_their_keys(lab: Lab) -> None:
     for front in lab.fronts:
         front.key = "a-key-of-an-engine"
     keyed = tuple(replace(one, api_key="a-key-of-an-engine") for one in lab.settings.instances)
-    lab.settings = replace(lab.settings, instances=keyed, tokenizer=TokenizerSettings(source="engine"))
-    examination = await examine(lab.settings)
-    assert told(examination) == [], as_text(examination)
+    lab.set(instances=keyed, tokenizer=TokenizerSettings(source="engine"))
+    assert await lab.is_fine(may_probe=True)

@@ -27,12 +27,12 @@ from smetric.config.settings import (
     TokenizerSettings,
 )
 from smetric.doctor.examination import as_text, examine
-from smetric.doctor.site import FindingSeverity
 from smetric.http.listener import listen, serve_port
 from smetric.http.tls import Tls
 from smetric.sources.prefix_index import persistence
 from smetric.sources.shared import peers
-from tests.doctor.lab import Lab, running, the_only, told
+from tests.doctor.broken import ERROR, WARNING
+from tests.doctor.lab import Lab, running, told
 from tests.fakes import Call, FakeEngine
 from tests.ports import free_port
 
@@ -44,7 +44,7 @@ async def beside(lab: Lab, token: str = "", **fields: Any) -> AsyncIterator[Appl
     other = replace(lab.settings, listen=Listen(port=free_port()), admin=admin, peers=peers, **fields)
     router, stop = Application(other, environ={}), asyncio.Event()
     peers = replace(peers, urls=(f"http://127.0.0.1:{admin.port}",))
-    lab.settings = replace(lab.settings, replicas=2, peers=peers)
+    lab.set(replicas=2, peers=peers)
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_port(router.admin_app(), listen("127.0.0.1", admin.port), stop=stop.wait, drain_s=1.0))
         yield router
@@ -53,9 +53,9 @@ async def beside(lab: Lab, token: str = "", **fields: Any) -> AsyncIterator[Appl
 
 async def test_ports_check_finds_ports_of_other_programs(lab: Lab) -> None:
     taken = int(lab.fronts[1].url.rpartition(":")[2])
-    lab.settings = replace(lab.settings, admin=Admin(port=taken))
-    check, finding = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, finding.where) == ("ports", "admin.port")
+    lab.set(admin=Admin(port=taken))
+    finding = await lab.only_finding("ports", ERROR)
+    assert finding.where == "admin.port"
     assert "set `admin.port` to a free port" in finding.remedy
 
 
@@ -66,8 +66,8 @@ async def test_ports_check_accepts_names_with_only_ipv6(lab: Lab, monkeypatch: p
         return ask("::1" if host == "six.example" else host, *more, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, host="six.example"))
-    assert told(await examine(lab.settings, may_probe=False)) == []
+    lab.set(listen=replace(lab.settings.listen, host="six.example"))
+    assert await lab.is_fine()
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "TLS"])
@@ -76,11 +76,10 @@ async def test_ports_check_accepts_a_running_router(lab: Lab, tmp_path: Path, is
     if is_secure:
         certificate = tmp_path / "router.example.pem"
         trustme.CA().issue_cert("router.example").private_key_and_cert_chain_pem.write_to_path(certificate)
-        lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, cert_file=str(certificate)))
+        lab.set(listen=replace(lab.settings.listen, cert_file=str(certificate)))
         tls = Tls(str(certificate), "")
     async with running(lab, tls):
-        examination = await examine(lab.settings, may_probe=False)
-    assert told(examination) == [], as_text(examination)
+        assert await lab.is_fine()
 
 
 async def test_replicas_check_finds_refused_tokens_and_wrong_counts(lab: Lab) -> None:
@@ -91,7 +90,7 @@ async def test_replicas_check_finds_refused_tokens_and_wrong_counts(lab: Lab) ->
         found = await examine(replace(lab.settings, replicas=3, peers=peers), may_probe=False)
     assert told(fine) == [], as_text(fine)
     (_, few), (_, refused) = told(found)
-    assert (few.severity, refused.severity) == (FindingSeverity.WARNING, FindingSeverity.ERROR)
+    assert (few.severity, refused.severity) == (WARNING, ERROR)
     assert "1 are named, and there are 3 replicas" in few.what
     assert "the same `peers.token`" in refused.remedy
     assert "secret" not in as_text(found)
@@ -101,8 +100,7 @@ async def test_replicas_check_accepts_a_large_index(lab: Lab) -> None:
     async with beside(lab) as router:
         for index in router.sources.indexes:
             index.placed(router.fleet["e0"], array("Q", range(1_200_000)))
-        examination = await examine(lab.settings, may_probe=False)
-    assert told(examination) == [], as_text(examination)
+        assert await lab.is_fine()
 
 
 async def test_replicas_check_finds_peers_with_other_instances(lab: Lab) -> None:
@@ -110,19 +108,17 @@ async def test_replicas_check_finds_peers_with_other_instances(lab: Lab) -> None
     async with beside(lab, instances=(replace(one, id="gpu-0"), two)) as router:
         for id in ("gpu-0", "e1"):
             next(iter(router.sources.indexes)).placed(router.fleet[id], [1, 2, 3])
-        _, found = the_only(await examine(lab.settings, may_probe=False))
-    assert found.severity is FindingSeverity.ERROR
+        found = await lab.only_finding("replicas", ERROR)
     assert "gpu-0; configured here: e0, e1" in found.what
     assert "the same `id`" in found.remedy
 
 
 async def test_replicas_check_finds_peers_with_other_block_sizes(lab: Lab) -> None:
     tokenizer = TokenizerSettings(source="engine")
-    lab.settings = replace(lab.settings, tokenizer=tokenizer)
+    lab.set(tokenizer=tokenizer)
     async with beside(lab, block_size=32) as router:
         next(iter(router.sources.indexes)).placed(router.fleet["e0"], [1, 2, 3])
-        _, found = the_only(await examine(lab.settings, may_probe=False))
-    assert found.severity is FindingSeverity.WARNING
+        found = await lab.only_finding("replicas", WARNING)
     assert "blocks of 32 token ids" in found.what
     assert "`block_size`" in found.remedy
 
@@ -133,41 +129,35 @@ async def test_replicas_check_finds_peers_of_another_release(lab: Lab, monkeypat
         magic = bytes([*persistence.MAGIC[:-1], persistence.VERSION + 1])
         encode = persistence.encode_image
         monkeypatch.setattr(peers, "encode_image", lambda image: encode(image).replace(persistence.MAGIC, magic))
-        _, found = the_only(await examine(lab.settings, may_probe=False))
-    assert found.severity is FindingSeverity.ERROR
+        found = await lab.only_finding("replicas", ERROR)
     assert "another version" in found.what
     assert "the same release" in found.remedy
 
 
 async def test_policy_check_finds_look_ups_without_a_source(lab: Lab, tmp_path: Path) -> None:
-    policy = tmp_path / "store.policy"
-    policy.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
-    lab.settings = replace(lab.settings, policy=str(policy))
-    check, finding = the_only(await examine(lab.settings, may_probe=False))
-    assert (check, finding.severity) == ("policy", FindingSeverity.ERROR)
+    lab.set(policy=lab.store_policy(tmp_path))
+    finding = await lab.only_finding("policy", ERROR)
     assert "`store_hit_len`, which no source fills" in finding.what
     assert "set `lmcache.url`" in finding.remedy
     lab.lmcache(mode="controller")
-    assert "policy" in dict(told(await examine(lab.settings, may_probe=False)))
+    assert "policy" in dict(await lab.findings())
     lab.lmcache()
-    assert told(await examine(lab.settings, may_probe=False)) == []
+    assert await lab.is_fine()
 
 
 async def test_policy_check_covers_routes_and_shadows(lab: Lab, tmp_path: Path) -> None:
-    policy = tmp_path / "store.policy"
-    policy.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
-    route = RouteSettings(name="r", match=MatchSettings(model=("m",)), policy=str(policy))
-    shadow = ShadowSettings(policy=str(policy))
-    lab.settings = replace(lab.settings, routes=(route,), shadow=(shadow,))
-    found = [finding.where for _, finding in told(await examine(lab.settings, may_probe=False))]
+    policy = lab.store_policy(tmp_path)
+    route = RouteSettings(name="r", match=MatchSettings(model=("m",)), policy=policy)
+    lab.set(routes=(route,), shadow=(ShadowSettings(policy=policy),))
+    found = [finding.where for _, finding in await lab.findings()]
     assert found == ["policy store of r", "policy store of default:shadow-1"]
 
 
 async def test_policy_check_finds_bad_policies_of_shadows(lab: Lab, tmp_path: Path) -> None:
     policy = tmp_path / "bad.policy"
     policy.write_text("policy bad\n\nroute argmin(requets)\n")
-    lab.settings = replace(lab.settings, shadow=(ShadowSettings(policy=str(policy)),))
-    _, finding = the_only(await examine(lab.settings, may_probe=False))
+    lab.set(shadow=(ShadowSettings(policy=str(policy)),))
+    finding = await lab.only_finding("policy", ERROR)
     assert "bad.policy: unknown name `requets`" in finding.what
 
 
@@ -183,8 +173,8 @@ async def test_traffic_check_names_clients_that_break_their_caches(lab: Lab) -> 
                 answer = await response.json()
             history.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         examination = await examine(lab.settings, may_probe=False)
-    check, finding = the_only(examination)
-    assert (check, finding.severity) == ("traffic", FindingSeverity.WARNING)
+    (finding,) = [finding for _, finding in told(examination)]
+    assert finding.severity is WARNING
     assert "system" in finding.what
     assert "out of the system prompt" in finding.remedy
     assert "careful" not in as_text(examination)
@@ -201,9 +191,9 @@ async def test_traffic_check_finds_wrong_predictions(lab: Lab) -> None:
     router = FakeEngine(answer)
     router.metrics = lambda call: call.answer(200, b"# TYPE smetric_panics counter\nsmetric_panics_total 0.0\n")
     await router.start()
-    lab.settings = replace(lab.settings, admin=Admin(port=int(router.url.rpartition(":")[2])))
+    lab.set(admin=Admin(port=int(router.url.rpartition(":")[2])))
     try:
-        found = told(await examine(lab.settings, may_probe=False))
+        found = await lab.findings()
     finally:
         await router.stop()
     assert [(check, finding.where) for check, finding in found] == [("traffic", "instance e0")]
