@@ -38,7 +38,7 @@ _FEATURES = (
     ),
     _hits(
         "host_hit_len",
-        "Leading prompt tokens that the instance holds in its host memory, those in its KV cache included or not.",
+        "Leading prompt tokens that the instance holds in its host memory, whether or not its KV cache has them too.",
         "LMCache's coordinator (tier l1, not shared) or controller (LocalCPUBackend)",
     ),
     _hits(
@@ -82,35 +82,35 @@ _FEATURES = (
     ),
     Feature(
         name="unprefilled",
-        doc="Prompt tokens sent, first token not back, less the hits known when they were sent; more in a slow start.",
+        doc="Prompt tokens of requests that wait for their first token, less their known hits; more in its slow start.",
         unit="tokens",
         load=True,
         source="the router's ledger",
     ),
     Feature(
         name="unprefilled_cost",
-        doc="Cost of what is not prefilled yet, attention counted: n + n (L - n / 2) / L_eq for n of L tokens.",
+        doc="Cost of the prefills in `unprefilled`, with attention: n + n (L - n / 2) / L_eq for n of L tokens.",
         unit="tokens",
         load=True,
         source="the router's ledger, less what any tier was known to hold; L_eq is `prefill.attention_tokens`",
     ),
     Feature(
         name="inflight_tokens",
-        doc="Tokens of the requests sent there that have not ended: prompts, and an event streamed back as one token.",
+        doc="Tokens of the requests that have not ended there: their prompts, and one token per streamed event.",
         unit="tokens",
         load=True,
         source="the router's ledger",
     ),
     Feature(
         name="decode_blocks",
-        doc="KV blocks of the requests that decode there: their prompts, and an event streamed back as one token.",
+        doc="KV blocks of the requests that decode there: their prompts, and one token per streamed event.",
         unit="blocks",
         load=True,
         source="the router's ledger; the engine's block size, 16 tokens until it says",
     ),
     Feature(
         name="qps",
-        doc="Requests that this router sent there in a second, over the last minute.",
+        doc="Requests per second that this router sent there, over the last minute.",
         unit="requests per second",
         load=True,
         measured=True,
@@ -118,7 +118,7 @@ _FEATURES = (
     ),
     Feature(
         name="prefill_rate",
-        doc="Cost that it computes in a second: the 90th percentile of cost by time to first token of 64 streams.",
+        doc="Prefill cost that it computes per second: 90th percentile of cost / time to first token over 64 streams.",
         unit="tokens per second",
         low=1.0,
         unknown=Unknown.MEAN,
@@ -129,7 +129,7 @@ _FEATURES = (
     ),
     Feature(
         name="fetch_rate",
-        doc="Tokens in a second that come from host memory, disk or store, queueing included; the same for all.",
+        doc="Tokens per second fetched from host memory, disk or store, queueing included; the same for all.",
         unit="tokens per second",
         low=1.0,
         default=1.0,
@@ -234,7 +234,7 @@ _REQUEST = (
     ),
     RequestField(
         name="class_streak",
-        doc="How many of these in a row went to an instance that held a part of them.",
+        doc="How many of the last requests with this prefix went, in a row, to an instance that held a part of them.",
         unit="requests",
         on_demand=True,
     ),

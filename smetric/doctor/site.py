@@ -531,7 +531,7 @@ class Prediction:
 
 
 async def predict(site: Site, request: InferenceRequest, instance: Instance) -> Prediction:
-    """Return the prediction of the first source that knows, with more time than a decision has."""
+    """Return the hit predicted by the first source that knows it. Each source gets more time than in a decision."""
     started = time.perf_counter()
     for source in site.router.sources.ranked:
         if "hit_len" in source.fills:

@@ -67,7 +67,7 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """One function.
+    """Built-in function.
 
     Args:
         signature: as the manual prints it; *v* number per instance, *m* truth per instance, *x* number of any shape,
@@ -78,7 +78,7 @@ class Builtin:
         least: fewest positional arguments.
         most: most positional arguments, or None for any number.
         required: the named arguments that must always be given.
-        never_negative: whether its argument must not be below 0.
+        never_negative: whether its argument must be at least 0.
         ordered: whether its last two arguments are bounds, the lower one first.
         weighs: whether its argument is a weight, so that one above 0 is needed.
         direction: of a pick, `min` or `max`: whether a low or a high value wins.
@@ -299,19 +299,19 @@ _BUCKET = key_of("bucket")
 
 
 def drawn(names: Sequence[str], seed: int, stream: int) -> str:
-    """One of *names* at random, whatever their order."""
+    """Return one of *names* at random; their order does not matter."""
     in_order = sorted(names)
     return in_order[mix(seed, stream) % len(in_order)]
 
 
 def rotated(names: Sequence[str], last: str) -> str:
-    """The first of *names* after *last* in their order, around the end."""
+    """Return the name after *last* in sorted order; after the last one, the first."""
     in_order = sorted(names)
     return in_order[bisect_right(in_order, last) % len(in_order)]
 
 
 def sample(values: Sequence[float], those: Sequence[int], ids: Sequence[str], seed: int, stream: int) -> int:
-    """One of *those*, in proportion to its value; a value below 0 counts as 0, and if all do, each is as likely."""
+    """Return one of *those*, drawn in proportion to its value. Values below 0 count as 0; if all do, it is even."""
     order = sorted(those, key=ids.__getitem__)
     total = sum([values[i] for i in order if values[i] > 0])
     if total == 0:
@@ -330,7 +330,7 @@ def sample(values: Sequence[float], those: Sequence[int], ids: Sequence[str], se
 def softmin(
     values: Sequence[float], those: Sequence[int], ids: Sequence[str], seed: int, stream: int, temperature: float
 ) -> int:
-    """One of *those*, in proportion to exp(-(value - lowest) / temperature); at 0 one of the lowest."""
+    """Return one of *those*, drawn in proportion to exp(-(value - lowest) / temperature); at 0 one of the lowest."""
     best = min([values[i] for i in those])
     if temperature == 0:
         return ids.index(drawn([ids[i] for i in those if values[i] == best], seed, stream))
@@ -341,7 +341,7 @@ def softmin(
 def softmax(
     values: Sequence[float], those: Sequence[int], ids: Sequence[str], seed: int, stream: int, temperature: float
 ) -> int:
-    """One of *those*, in proportion to exp((value - highest) / temperature); at 0 one of the highest."""
+    """Return one of *those*, drawn in proportion to exp((value - highest) / temperature); at 0 one of the highest."""
     return softmin([-value for value in values], those, ids, seed, stream, temperature)
 
 
@@ -373,7 +373,7 @@ _ROWS = (
     ),
     Builtin(
         "std(v [where m])",
-        "The standard deviation over the candidates, divided by their number; 0 without candidates.",
+        "The population standard deviation over the candidates; 0 without candidates.",
         Family.REDUCTION,
         std,
         bounds=types.spread,
@@ -392,7 +392,7 @@ _ROWS = (
     ),
     Builtin(
         "share(v)",
-        "Its part of the sum over the candidates, 0..1; equal shares if all are 0.",
+        "The value's share of the sum over the candidates, 0..1; equal shares if all are 0.",
         Family.SCALE,
         share,
         never_negative=True,
@@ -481,7 +481,7 @@ _ROWS = (
     ),
     Builtin(
         "sample(v or m [where m])",
-        "An instance drawn in proportion to v, or among those of m; if none is above 0, all are as likely.",
+        "An instance drawn in proportion to v, or evenly where m holds; if none is above 0, evenly among all.",
         Family.LOTTERY,
         sample,
         weighs=True,
@@ -506,13 +506,13 @@ _ROWS = (
     ),
     Builtin(
         "bucket(string)",
-        "The key's fixed place on 0..1, for percentages; an empty key stands for the request itself.",
+        "A fixed number in 0..1 for the key, for percentages; an empty key stands for the request itself.",
         Family.PLACE,
         bucket,
         bounds=_unit_interval,
     ),
-    Builtin("known(x)", "Whether every feature it is computed from is known there.", Family.KNOWN, known),
-    Builtin("age(x)", "The age of the oldest feature it is computed from; 1e9 seconds if unknown.", Family.AGE, age),
+    Builtin("known(x)", "Whether every feature that x is computed from is known.", Family.KNOWN, known),
+    Builtin("age(x)", "The age of the oldest feature that x is computed from; 1e9 s if unknown.", Family.AGE, age),
     Builtin("fresh(x, limit)", "Short for known(x) and age(x) <= limit.", Family.FRESH, least=2, most=2),
 )
 

@@ -131,7 +131,7 @@ class Emitter:
         return self._input(f"req.{name}", f"req_{name}", lambda raw: self.code.assign(raw, quote(f"req.{name}")))
 
     def field(self, name: str) -> str:
-        """The variable of a request field as arithmetic sees it."""
+        """Return the variable of a request field; an unknown value is replaced by the field's default."""
         raw = self.raw_field(name)
         if name not in self._defaulted:
             return raw

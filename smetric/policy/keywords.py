@@ -46,14 +46,14 @@ _ROWS = (
         Role.STATEMENT,
         "param NAME = value in lo..hi",
         "A value that configuration may set within its range; `in {a, b}` lists choices. "
-        "`param LOAD = requests in {requests, unprefilled}` chooses a feature; the file is typed once per choice, and "
-        "`0 LOAD` has the unit of the chosen one.",
+        "`param LOAD = requests in {requests, unprefilled}` chooses a feature. The file is checked with each choice; "
+        "`0 LOAD` has the chosen feature's unit.",
     ),
     Keyword(
         "let",
         Role.STATEMENT,
         "let NAME = expr",
-        "Names a value: computed over the candidates left on its line, at most once, only when asked for.",
+        "Names a value. It is computed when it is first used, once, over the candidates left where it is defined.",
     ),
     Keyword(
         "def",
@@ -90,8 +90,8 @@ _ROWS = (
     Keyword("test", Role.STATEMENT, 'test "sentence" …', "A test: a table of instances, and what is expected of it."),
     Keyword("when", Role.PART, "when cond", "The guards of a rule: conditions joined by `and`, tried left to right."),
     Keyword("as", Role.PART, "as label", "Names a rule in traces and tests."),
-    Keyword("for", Role.PART, "hold for 500ms", "How long at most."),
-    Keyword("retry", Role.PART, "retry 2s", "The value of Retry-After."),
+    Keyword("for", Role.PART, "hold for 500ms", "The longest time that a request is held."),
+    Keyword("retry", Role.PART, "retry 2s", "Value of the header Retry-After."),
     Keyword("per", Role.PART, "5 tokens per second", "Divides units."),
     Keyword(
         "where",
@@ -141,7 +141,7 @@ OPERATORS = (
     ("== != <= >= < >", "compare equal units; they do not chain"),
     ('x in {"a", "b"}, x not in s', "membership in a set of strings"),
     ("x + y, x - y", "of equal units"),
-    ("x * y, x / y", "units multiply and divide; a divisor must not be able to be 0"),
+    ("x * y, x / y", "units multiply and divide; the range of a divisor must exclude 0"),
     ("-x", "sign"),
     ("v[s]", "the value of instance s"),
 )

@@ -146,7 +146,7 @@ class WaitingRoom:
         return self.size < self._most and self.bytes + size <= self._most_bytes
 
     def expected_wait_s(self, rank: Rank = (0.0, math.inf)) -> float:
-        """Return the seconds until a request of *rank* would get a slot, by the latest handovers; 0 while unknown."""
+        """Estimate the seconds until a request of *rank* gets a slot, from the latest handovers; 0 while unknown."""
         handovers = self._handovers
         if self.slots_taken < self.slots or len(handovers) < 2:
             return 0.0

@@ -40,7 +40,7 @@ def fields_read(policy: Policy) -> set[str]:
 
 
 def strings_named(policy: Policy) -> set[str]:
-    """Return the strings in the text of *policy*, with which those of a request may be compared."""
+    """Return the strings in the text of *policy*; a decision may compare strings of a request with them."""
     found: set[str] = set()
     for term in policy.plan.terms:
         for part in walk(term):

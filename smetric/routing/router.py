@@ -42,14 +42,14 @@ class Routing:
     Args:
         route: the matching route.
         arm: the arm that decided.
-        generation: the policy as it was.
+        generation: the version of the policy that decided.
         decision: None if no policy ran: pinned requests, and requests that no instance may serve.
         lease: charge of the chosen instance.
         error: answer to the client.
         outcome: routed, pinned, held, rejected, no_candidate or error.
         evaluate_s: seconds spent on evaluating the policy.
         lookup_s: seconds spent on waiting for look-ups.
-        beside: features that only observed policies read, as they were at the decision.
+        beside: features that only observed and shadow policies read, taken before the charge.
     """
 
     route: Route
@@ -280,7 +280,10 @@ class Observer:
         self.fields = frozenset(name for policy in policies for name in policy.fields)
 
     def at_hand(self, acting: Policy, candidates: Candidates) -> Snapshot | None:
-        """Return the features that need no look-up and that *acting* has not read, before the charge; None without."""
+        """Return the features that need no look-up and that *acting* does not read; None if there are none.
+
+        Called before the charge, so that loads are those of the decision.
+        """
         missing = self._at_hand - acting.reads
         return self._fleet.snapshot(candidates, missing) if missing else None
 

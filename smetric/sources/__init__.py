@@ -1,1 +1,1 @@
-"""What knows something about instances: each module is one source, behind the protocol of `source.py`."""
+"""Sources of knowledge about instances: load, caches, token ids. Their protocols are in `source.py`."""

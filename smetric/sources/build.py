@@ -92,7 +92,7 @@ def build_sources(
 
         ranked += lmcache_sources(settings, token_ids, deadline, counts)
         ranked.append(None if text is None else PrefixPart(text))
-    # Prompts without ids are in the index of text alone, so that one says how many tokens are cached.
+    # Prompts without ids are only in the index of text, so `cached_tokens` is measured there.
     measures: list[Measure | None] = [text, *followers]
     for measure in measures:
         if measure is not None:

@@ -115,7 +115,7 @@ class Lookups:
     ) -> Columns | Awaitable[Columns]:
         """Return the *wanted* features of *request* over *candidates*; an awaitable if a source has to be waited for.
 
-        Cells that a source does not know are asked of the next one. The decision has spent *spent_s* of its time.
+        The next source is asked for cells that are still unknown. *spent_s* seconds of the deadline are spent already.
         """
         columns: Columns = {}
         sources = iter(self._filling)
@@ -133,9 +133,9 @@ class Lookups:
         columns: Columns,
         candidates: Sequence[Instance],
     ) -> _Pending | None:
-        """Ask the sources that can fill what is open, until one has to be waited for; None if none has.
+        """Ask the sources that can fill unknown cells, up to one whose answer has to be awaited; return that one.
 
-        Then every *wanted* feature has a column, even if no source knows it.
+        Return None once all are asked. Every *wanted* feature then has a column, even if no source knows it.
         """
         for source in sources:
             is_open = [name for name in wanted if name not in columns or columns[name].open] if columns else wanted
@@ -187,23 +187,23 @@ class Lookups:
         )
 
     def sent(self, request: InferenceRequest, lease: Lease) -> None:
-        """Tell the sources that *request* was charged to an instance."""
+        """Report to the sources that *request* was charged to an instance."""
         self._call(self._on_sent, request, lease)
 
     def first_token(self, lease: Lease, seconds: float) -> None:
-        """Tell the sources that the stream of a charged request began after *seconds*."""
+        """Report to the sources that the stream of a charged request began after *seconds*."""
         self._call(self._on_first_token, lease, seconds)
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Tell the sources that *instance* has prefilled *request*."""
+        """Report to the sources that *instance* has prefilled *request*."""
         self._call(self._on_prefilled, request, instance)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """Tell the sources that *instance* has answered *request* completely."""
+        """Report to the sources that *instance* has answered *request* completely."""
         self._call(self._on_settled, request, instance, usage)
 
     def forget(self, instance: Instance) -> None:
-        """Tell the sources that *instance* restarted."""
+        """Report to the sources that *instance* restarted."""
         self._call(self._on_forget, instance)
 
     def _call(self, methods: _Methods, *args: object) -> None:

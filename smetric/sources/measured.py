@@ -51,10 +51,10 @@ RENEWED_S = 1.0
 
 
 def is_prefill_sample(lease: Lease, seconds: float) -> bool:
-    """Return whether the first token of a request, after *seconds*, tells how fast its prompt was computed.
+    """Return whether the first token of a request, after *seconds*, is a sample of the prefill rate.
 
-    It does not for requests that fetch, compute nothing, or have an unknown hit, nor for batches, whose first token
-    says nothing about the rest.
+    Requests that fetch, compute nothing, or have an unknown hit are no samples. Batches are none either: their first
+    token may come long before the other prompts are computed.
     """
     is_computed = lease.is_hit_known and not lease.fetched and lease.computed > 0
     return is_computed and lease.prompts == 1 and seconds >= SOONEST_S

@@ -1,6 +1,7 @@
 """Protocols of sources, and the base classes they derive from.
 
-A source knows something about instances. `Lookups` asks sources for a decision and reports to them what happens to it.
+A source knows something about instances. `Lookups` asks sources for values when a request is decided, and reports to
+them how the request goes on.
 """
 
 from __future__ import annotations

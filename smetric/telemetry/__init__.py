@@ -1,1 +1,1 @@
-"""What SMetric tells of itself: spans, metrics, logs and the last decisions. It decides nothing and moves no bytes."""
+"""Telemetry: spans, metrics, logs and the last decisions. It decides nothing and moves no bytes."""

@@ -25,7 +25,7 @@ from smetric.request.request import InferenceRequest
 MAX_TRAILS = 4096
 MAX_ALIKE = 8
 MAX_PARTS = 1 << 19
-#: Causes told apart; the cause seen longest ago is forgotten. Messages beyond this place are one place.
+#: Most causes that are kept; the cause seen longest ago is dropped. Messages beyond this place count as one place.
 MAX_CAUSES = 256
 MAX_PLACES = 16
 #: A hit falls short by more than this share of what was expected, and by more than this share of the prompt.

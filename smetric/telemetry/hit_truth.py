@@ -27,7 +27,7 @@ MIN_SECONDS = 60.0
 DISAGREE_SHARE = 0.2
 #: Seconds of answers that are forgotten together.
 MARK_S = 5.0
-#: Tokens per block where neither the instance nor its source says.
+#: Tokens per block if neither the instance nor its source reports it.
 BLOCK_TOKENS = 16
 
 log = structlog.get_logger("smetric.hits")
@@ -72,7 +72,7 @@ class HitTally:
 
 @dataclass(slots=True)
 class Agreement:
-    """How the predictions of one source for one instance have turned out.
+    """Errors of the predictions of one source for one instance.
 
     Args:
         incarnation: the process of the instance that the latest answers are of.
@@ -191,7 +191,7 @@ def _log_change(instance: Instance, source: str, agreement: Agreement) -> None:
 
 
 class CacheWatch:
-    """What answers tell of caches: predictions against reports, and breaks of prefixes.
+    """Cache hits reported by answers: compared with predictions, and searched for broken prefixes.
 
     Args:
         truth: compares predicted hits with reported ones.

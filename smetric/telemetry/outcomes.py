@@ -198,10 +198,10 @@ def _summed(policy: Policy, rows: list[list[int]]) -> dict[tuple[str, str, str, 
 
 
 class Sessions:
-    """Where each conversation was served last, by hashes; for telemetry alone, no decision rests on it.
+    """Map from a conversation to the instance that served it last; for telemetry only, no decision reads it.
 
-    A conversation goes on from the request whose whole prompt is its own up to the last assistant turn, and takes its
-    place. Where a client has edited its history, it goes on from the last request of the session that a header names.
+    A request continues the earlier request whose whole prompt equals its own up to the last assistant turn, and
+    replaces it in the map. If a client has edited its history, the session header names the conversation.
 
     Args:
         most: places remembered; the place served longest ago is forgotten.
@@ -419,7 +419,7 @@ class Savings:
         self._forecast_seconds = loop_counter(names.FORECAST_SECONDS, registry)
 
     def settle(self, record: DecisionRecord) -> None:
-        """Compare what became of the request of *record* with what was expected."""
+        """Add the outcome of *record*, and its difference from the forecast, to the account of its rule."""
         decision, request, forecast = record.decision, record.request, record.forecast
         if decision is None or record.status != 200 or record.error_type:
             return

@@ -62,12 +62,12 @@ class Property:
 
 
 def declared(policy: Policy) -> list[str]:
-    """The names that a policy's documentation declares, known or not."""
+    """Return the property names that a policy's documentation declares, including unknown ones."""
     return [name for names in _DECLARED.findall(policy.doc) for name in re.findall(r"[A-Za-z_]\w*", names)]
 
 
 def promised(policy: Policy, vocabulary: Vocabulary, names: Collection[str] = ()) -> list[Property]:
-    """The properties to search for: *names*, or else those that the policy declares and those of all policies.
+    """Return the properties to check: *names* or, without names, those of every policy and those it declares.
 
     Raises:
         UnknownProperty: the policy declares one that does not exist.

@@ -463,7 +463,7 @@ class PrefixIndex(Source):
                 answered = holders(question) & bits if (question := cut.answered(depth)) else 0
                 groups.append((bits, depth, answered))
         if question := cut.answered(0):
-            # The question is shorter than a block, so who answered it need not hold any block.
+            # The question is shorter than a block, so the instance that answered it need not hold any block.
             others = holders(question)
             for bits, _, _ in groups:
                 others &= ~bits
