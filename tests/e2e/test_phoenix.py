@@ -24,8 +24,8 @@ import pytest
 from examples.tracing.phoenix import PROJECT, Found, export_to, find, phoenix, set_up
 from examples.tracing.router import router
 from examples.tracing.traffic import INSTANCES, REQUESTS, SESSIONS, HotSpot, Session, engines, play
+from tests.admin.ui.chromium import chromium, executable
 from tests.ports import free_ports
-from tests.ui.chromium import chromium, executable
 
 pytestmark = pytest.mark.e2e
 

@@ -1,6 +1,6 @@
-"""Takes the pictures of docs/guide/live-page.md anew: `python -m tests.ui.pictures`, with Chromium, in two minutes.
+"""Take the pictures of docs/guide/live-page.md: `python -m tests.admin.ui.pictures`, with Chromium, in two minutes.
 
-A router of eight instances on paper, one of them slower than the others, so that sessions are moved away from it.
+The router has eight simulated instances. One is slower than the others, so that sessions move away from it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from smetric.config.settings import Trace
 from smetric.features import VOCABULARY
 from smetric.files import policy_path
 from smetric.routing.policy_files import PolicyFile
-from tests.ui.chromium import Page, chromium
-from tests.ui.traffic import Traffic, on_paper
+from tests.admin.ui.chromium import Page, chromium
+from tests.admin.ui.traffic import Traffic, simulated
 
-FOLDER = Path(__file__).parents[2] / "docs" / "images"
+FOLDER = Path(__file__).parents[3] / "docs" / "images"
 SECONDS = 100.0
 ANSWERED = "document.querySelector('.answer p')"
-#: Decisions that the pictures tell of, among those shown: a row's text, and what its filter is.
+#: Conditions on the row of the decision in a picture.
 MOVED = "row.querySelector('.why').textContent.includes('not_overloaded, moved from') && data.endsWith('ms')"
 STUCK = "row.querySelector('.rule').textContent === 'stick' && data.endsWith('ms')"
 
 
 async def opened(page: Page, which: str) -> None:
-    """Open the first decision of those that *which* is true of."""
+    """Open the first decision for which *which* is true."""
     find = (
         f"[...document.querySelectorAll('.row')].find(row => {{ const data = row.innerText.trim(); return {which}; }})"
     )
@@ -34,18 +34,18 @@ async def opened(page: Page, which: str) -> None:
 
 
 async def take(page: Page, name: str, mark: str) -> None:
-    """Take a picture with what *mark* finds framed."""
+    """Take a picture with a frame around each element of the selector *mark*."""
     await page.run(f"document.querySelectorAll({mark!r}).forEach(e => e.style.outline = '3px solid #d9480f')")
     await page.shoot(FOLDER / f"{name}.png")
     await page.run(f"document.querySelectorAll({mark!r}).forEach(e => e.style.outline = '')")
 
 
 async def main() -> None:
-    """Take all of them."""
+    """Take all pictures."""
     await asyncio.to_thread(FOLDER.mkdir, exist_ok=True)
     bailian = PolicyFile(policy_path("bailian"), VOCABULARY).current.policy
     trace = Trace(ui_url="http://127.0.0.1:6006/redirects/traces/{trace_id}")
-    async with on_paper(8, trace=trace) as (application, url), chromium() as page:
+    async with simulated(8, trace=trace) as (application, url), chromium() as page:
         traffic = Traffic(application, 160, 1.6, shadows=[bailian])
         running = asyncio.create_task(traffic.run(40.0))
         for second in range(int(SECONDS)):

@@ -1,4 +1,4 @@
-"""The live page where the stream of decisions breaks off, or stops without a word."""
+"""Live page after a disconnect or a stall of the stream of decisions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from smetric.app import Application
+from tests.admin.ui.chromium import Page, chromium, executable
+from tests.admin.ui.traffic import Traffic, simulated
 from tests.fakes import until
-from tests.ui.chromium import Page, chromium, executable
-from tests.ui.traffic import Traffic, on_paper
 
 pytestmark = [
     pytest.mark.browser,
@@ -31,7 +31,7 @@ async def browser() -> AsyncIterator[Page]:
 
 
 async def break_off(application: Application) -> None:
-    """End the page's stream, and wait until it is back."""
+    """End the page's stream and wait until it is connected again."""
     feed = application.live.feed
     before = list(feed._viewers)
     for viewer in before:
@@ -39,24 +39,24 @@ async def break_off(application: Application) -> None:
     await until(lambda: bool(set(feed._viewers) - set(before)))
 
 
-async def test_a_router_that_says_nothing_is_not_called_live(browser: Page) -> None:
-    async with on_paper(2) as (application, url):
+async def test_feed_of_silent_router_is_not_live(browser: Page) -> None:
+    async with simulated(2) as (application, url):
         await browser.go(f"{url}/admin/ui")
         await browser.until(f"{LINK} === 'live'")
         task = application.live.feed._task
         assert task is not None
-        task.cancel()  # nothing comes any more, and the connection stays
+        task.cancel()  # the connection stays open without data
         await browser.until(f"{LINK} === 'the router says nothing; trying again'", 15.0)
         await browser.until(f"{LINK} === 'live'")
         await browser.go("about:blank")
 
 
-async def test_after_a_break_the_newest_is_still_the_first(browser: Page) -> None:
-    async with on_paper(8) as (application, url):
+async def test_feed_keeps_newest_first_after_a_disconnect(browser: Page) -> None:
+    async with simulated(8) as (application, url):
         traffic = Traffic(application, 40)
         await browser.go(f"{url}/admin/ui")
         await browser.until(f"{LINK} === 'live'")
-        for _ in range(100):  # more than are shown at once: some are passed over
+        for _ in range(100):  # more than the page shows at once
             traffic.request()
         await browser.until(f"{ROWS}.length > 0")
         before = await browser.run(f"{ROWS}.length")
@@ -67,8 +67,8 @@ async def test_after_a_break_the_newest_is_still_the_first(browser: Page) -> Non
         await browser.go("about:blank")
 
 
-async def test_after_a_break_nothing_waits_twice(browser: Page) -> None:
-    async with on_paper(8) as (application, url):
+async def test_feed_repeats_no_waiting_decision_after_a_disconnect(browser: Page) -> None:
+    async with simulated(8) as (application, url):
         traffic = Traffic(application, 40)
         for _ in range(5):
             traffic.request()

@@ -1,4 +1,4 @@
-"""The live page as a browser shows it."""
+"""Live page in a browser."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest_asyncio
 from smetric.admin.feed import MOST_A_SECOND
 from smetric.app import Application
 from smetric.config.settings import Trace
-from tests.ui.chromium import Page, chromium, executable
-from tests.ui.traffic import Traffic, on_paper
+from tests.admin.ui.chromium import Page, chromium, executable
+from tests.admin.ui.traffic import Traffic, simulated
 
 #: A test's `record_property`.
 Tell = Callable[[str, object], None]
@@ -38,7 +38,7 @@ async def browser() -> AsyncIterator[Page]:
 
 @dataclass
 class Shown:
-    """The page of a router with eight instances on paper."""
+    """Page of a router with eight simulated instances."""
 
     page: Page
     url: str
@@ -46,14 +46,14 @@ class Shown:
     traffic: Traffic
 
     def decide(self, count: int) -> None:
-        """So many decisions at once."""
+        """Make *count* decisions at once."""
         for _ in range(count):
             self.traffic.request()
             self.traffic.pass_time(0.03)
         self.traffic.scrape()
 
     async def filter_by(self, rule: str) -> None:
-        """Filter by the text of a rule, by keys."""
+        """Filter by a rule, with the keyboard."""
         await self.page.press("/")
         assert await self.page.run("document.activeElement.id") == "text"
         await self.page.type(rule)
@@ -62,7 +62,7 @@ class Shown:
         await self.page.until(f"{ROWS}.length > 0 && {every}")
 
     async def texts(self, selector: str) -> list[str]:
-        """The text of each element that *selector* finds."""
+        """Return the text of each element of *selector*."""
         found: list[str] = await self.page.run(f"[...document.querySelectorAll({selector!r})].map(e => e.textContent)")
         return found
 
@@ -70,7 +70,7 @@ class Shown:
 @pytest_asyncio.fixture(loop_scope="module")
 async def shown(browser: Page) -> AsyncIterator[Shown]:
     trace = Trace(ui_url="http://127.0.0.1:6006/traces/{trace_id}")
-    async with on_paper(8, trace=trace) as (application, url):
+    async with simulated(8, trace=trace) as (application, url):
         shown = Shown(browser, url, application, Traffic(application, 40))
         shown.decide(60)
         await browser.look(1440, 900)
@@ -84,7 +84,7 @@ async def shown(browser: Page) -> AsyncIterator[Shown]:
         await browser.go("about:blank")
 
 
-async def test_it_shows_the_router_its_instances_and_its_decisions(shown: Shown) -> None:
+async def test_page_shows_router_instances_and_decisions(shown: Shown) -> None:
     await shown.page.until("document.querySelectorAll('#fleet tbody tr').length === 8")
     assert await shown.texts("#fleet tbody th button") == [f"vllm-{i:02}" for i in range(8)]
     assert await shown.texts("#link") == ["live"]
@@ -97,7 +97,7 @@ async def test_it_shows_the_router_its_instances_and_its_decisions(shown: Shown)
     ]
 
 
-async def test_decisions_come_as_they_are_made_and_say_how_they_ended(shown: Shown) -> None:
+async def test_page_shows_new_decisions_and_their_end(shown: Shown) -> None:
     record = shown.traffic.request()
     assert record.instance is not None
     await shown.page.until(f"{ROWS}[0].title.startsWith('{record.rule}: {record.instance.id} ')")
@@ -106,7 +106,7 @@ async def test_decisions_come_as_they_are_made_and_say_how_they_ended(shown: Sho
     await shown.page.until(f"{ROWS}[0].querySelector('.end').textContent.startsWith('TTFT')")
 
 
-async def test_the_heat_map_and_the_lines_are_drawn(shown: Shown) -> None:
+async def test_page_draws_heat_map_and_lines(shown: Shown) -> None:
     blank = """canvas => {
         const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
         return new Set(new Uint32Array(data.buffer)).size < 2;
@@ -117,7 +117,7 @@ async def test_the_heat_map_and_the_lines_are_drawn(shown: Shown) -> None:
     await shown.page.until(f"![...document.querySelectorAll('.heat canvas, #series canvas')].some({blank})", 15)
 
 
-async def test_the_keyboard_filters_and_the_router_chooses(shown: Shown) -> None:
+async def test_page_filters_by_keyboard_on_the_router(shown: Shown) -> None:
     page = shown.page
     await shown.filter_by("balance")
     assert any("text=balance" in url for url in page.asked)
@@ -128,7 +128,7 @@ async def test_the_keyboard_filters_and_the_router_chooses(shown: Shown) -> None
     await page.until(f"[...{ROWS}].some(row => row.querySelector('.rule').textContent === 'stick')")
 
 
-async def test_a_filter_that_nothing_fits_says_so(shown: Shown) -> None:
+async def test_page_reports_filter_without_match(shown: Shown) -> None:
     await shown.page.press("/")
     await shown.page.type("no such thing")
     await shown.page.until(f"{ROWS}.length === 0 && !document.getElementById('list-empty').hidden")
@@ -137,7 +137,7 @@ async def test_a_filter_that_nothing_fits_says_so(shown: Shown) -> None:
     await shown.page.until(f"{ROWS}.length > 0")
 
 
-async def test_an_instance_is_chosen_by_its_name(shown: Shown) -> None:
+async def test_page_filters_by_click_on_instance(shown: Shown) -> None:
     await shown.page.run("[...document.querySelectorAll('#fleet th button')][3].click()")
     await shown.page.until(
         f"{ROWS}.length && [...{ROWS}].every(r => r.querySelector('.who').textContent === 'vllm-03')"
@@ -145,9 +145,9 @@ async def test_an_instance_is_chosen_by_its_name(shown: Shown) -> None:
     assert await shown.texts("#fleet tr.picked th button") == ["vllm-03"]
 
 
-async def test_whoever_comes_back_to_the_page_sees_no_filter_that_does_not_hold(shown: Shown) -> None:
+async def test_page_shows_no_stale_filter_after_return(shown: Shown) -> None:
     page = shown.page
-    # A page that waits for its end is not kept whole: the browser loads it again, and puts back what was chosen.
+    # The browser reloads this page on return, and restores the values of its fields.
     await page.run("addEventListener('unload', () => {}); document.querySelector('[name=outcome]').value = 'rejected'")
     await page.go("about:blank")
     await page.run("history.back()")
@@ -156,7 +156,7 @@ async def test_whoever_comes_back_to_the_page_sees_no_filter_that_does_not_hold(
     assert await page.run("document.querySelector('[name=outcome]').value") == ""
 
 
-async def test_of_a_large_fleet_any_instance_can_be_chosen(shown: Shown) -> None:
+async def test_page_offers_every_instance_of_large_fleet(shown: Shown) -> None:
     chosen = await shown.page.run("""(async () => {
         const { Filters } = await import(`${location.href}/filters.js`);
         const filters = new Filters(() => {});
@@ -167,7 +167,7 @@ async def test_of_a_large_fleet_any_instance_can_be_chosen(shown: Shown) -> None
     assert chosen == "vllm-399"
 
 
-async def test_a_later_turn_is_opened_by_keys_and_explained(shown: Shown) -> None:
+async def test_page_opens_later_turn_by_keys_and_explains_it(shown: Shown) -> None:
     page = shown.page
     await shown.filter_by("stick")
     await page.press("ArrowDown", "ArrowDown", "Enter")
@@ -196,7 +196,7 @@ async def test_a_later_turn_is_opened_by_keys_and_explained(shown: Shown) -> Non
     await page.until("document.getElementById('opened').hidden")
 
 
-async def test_a_decision_leads_to_its_trace(shown: Shown) -> None:
+async def test_page_links_decision_to_its_trace(shown: Shown) -> None:
     record = shown.traffic.request()
     record.trace_id, record.is_traced = "0af7651916cd43dd8448eb211c80319c", True
     shown.decide(1)
@@ -210,7 +210,7 @@ async def test_a_decision_leads_to_its_trace(shown: Shown) -> None:
     assert links == [["http://127.0.0.1:6006/traces/0af7651916cd43dd8448eb211c80319c", "noopener noreferrer"]]
 
 
-async def test_a_trace_that_is_not_recorded_is_no_link(shown: Shown) -> None:
+async def test_page_has_no_link_to_unrecorded_trace(shown: Shown) -> None:
     shown.traffic.request().trace_id = "1af7651916cd43dd8448eb211c80319c"
     shown.decide(1)
     await shown.page.press("Escape", "x", "/")
@@ -224,7 +224,7 @@ async def test_a_trace_that_is_not_recorded_is_no_link(shown: Shown) -> None:
     await shown.page.press("Escape", "x")
 
 
-async def test_a_first_turn_says_what_was_not_read(shown: Shown) -> None:
+async def test_page_marks_unread_features_of_first_turn(shown: Shown) -> None:
     page = shown.page
     await shown.filter_by("balance")
     first = f"[...{ROWS}].find(row => row.querySelector('.about').textContent.startsWith('first turn'))"
@@ -240,7 +240,7 @@ async def test_a_first_turn_says_what_was_not_read(shown: Shown) -> None:
     await page.press("Escape", "Escape")
 
 
-async def test_space_pauses_and_goes_on(shown: Shown) -> None:
+async def test_page_pauses_and_continues_by_space(shown: Shown) -> None:
     page = shown.page
     await page.press(" ")
     assert await shown.texts("#pause") == ["Go on"]
@@ -253,7 +253,7 @@ async def test_space_pauses_and_goes_on(shown: Shown) -> None:
     assert (await shown.texts(".row .at"))[0] != newest
 
 
-async def test_a_filter_counts_anew_what_waits(shown: Shown) -> None:
+async def test_page_filter_restarts_count_of_waiting_decisions(shown: Shown) -> None:
     page = shown.page
     await page.press(" ")
     shown.decide(4)
@@ -264,7 +264,7 @@ async def test_a_filter_counts_anew_what_waits(shown: Shown) -> None:
     await page.until(f"{ROWS}.length === 0 && document.getElementById('pause').textContent === 'Go on'")
 
 
-async def test_the_list_stands_still_while_a_decision_is_read_and_goes_on_when_it_is_closed(shown: Shown) -> None:
+async def test_page_list_stands_still_while_a_decision_is_open(shown: Shown) -> None:
     page = shown.page
     await page.press("ArrowDown", "Enter")
     await page.until("document.querySelector('.answer p')")
@@ -282,14 +282,14 @@ async def test_the_list_stands_still_while_a_decision_is_read_and_goes_on_when_i
     assert await shown.texts("#pause") == ["Pause"]
 
 
-async def test_help_lists_the_keys(shown: Shown) -> None:
+async def test_page_help_lists_keys(shown: Shown) -> None:
     await shown.page.press("?")
     assert await shown.page.run("document.getElementById('help').open")
     await shown.page.press("Escape")
     await shown.page.until("!document.getElementById('help').open")
 
 
-async def test_what_a_client_sent_is_text_and_nothing_else(shown: Shown) -> None:
+async def test_page_escapes_text_of_clients(shown: Shown) -> None:
     before = await shown.page.run(f"{ROWS}.length")
     shown.traffic.request("<img src=x onerror=alert(1)>")
     await shown.page.until(f"{ROWS}.length > {before}")
@@ -300,7 +300,7 @@ async def test_what_a_client_sent_is_text_and_nothing_else(shown: Shown) -> None
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_all_text_has_enough_contrast(shown: Shown, dark: bool) -> None:
+async def test_page_text_has_enough_contrast(shown: Shown, dark: bool) -> None:
     page = shown.page
     await page.look(1440, 900, dark=dark)
     await page.press("ArrowDown", "Enter")
@@ -313,7 +313,7 @@ async def test_all_text_has_enough_contrast(shown: Shown, dark: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 800, 1100, 1920])
-async def test_it_fits_every_screen(shown: Shown, width: int) -> None:
+async def test_page_fits_every_screen(shown: Shown, width: int) -> None:
     page = shown.page
     await page.look(width, 900)
     assert await page.run("document.documentElement.scrollWidth") <= width
@@ -324,9 +324,7 @@ async def test_it_fits_every_screen(shown: Shown, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 1100, 1440, 1920])
-async def test_however_long_names_are_and_however_many_policies_in_shadow_nothing_is_cut_off(
-    shown: Shown, width: int
-) -> None:
+async def test_page_cuts_off_no_long_names_and_shadow_policies(shown: Shown, width: int) -> None:
     page = shown.page
     await page.look(width, 900)
     await page.run(
@@ -342,7 +340,7 @@ async def test_however_long_names_are_and_however_many_policies_in_shadow_nothin
     await page.press("Escape")
 
 
-async def test_each_part_is_reached_by_tab(shown: Shown) -> None:
+async def test_page_reaches_each_part_by_tab(shown: Shown) -> None:
     wanted = ["help-button", "fleet-scroll", "text", "outcome", "pause", "list"]
     seen = []
     for _ in range(40):
@@ -351,8 +349,8 @@ async def test_each_part_is_reached_by_tab(shown: Shown) -> None:
     assert [name for name in seen if name in wanted][: len(wanted)] == wanted
 
 
-async def test_it_asks_for_the_token_and_keeps_it_in_the_tab(browser: Page) -> None:
-    async with on_paper(2, token="a-token-of-some-length") as (application, url):
+async def test_page_asks_for_token_and_keeps_it_in_the_tab(browser: Page) -> None:
+    async with simulated(2, token="a-token-of-some-length") as (application, url):
         Traffic(application, 4).request()
         browser.problems.clear()
         await browser.go(f"{url}/admin/ui")
@@ -368,13 +366,13 @@ async def test_it_asks_for_the_token_and_keeps_it_in_the_tab(browser: Page) -> N
         await browser.go(f"{url}/admin/ui")
         await browser.until(f"{ROWS}.length === 1")
         assert await browser.run("localStorage.length") == 0
-        # The browser itself reports each answer of 401.
+        # The browser reports each 401 itself.
         assert all("401" in problem for problem in browser.problems)
         await browser.go("about:blank")
 
 
-async def test_it_says_when_the_router_has_gone(browser: Page) -> None:
-    async with on_paper(2) as (application, url):
+async def test_page_reports_unreachable_router(browser: Page) -> None:
+    async with simulated(2) as (application, url):
         Traffic(application, 4).request()
         await browser.go(f"{url}/admin/ui")
         await browser.until(f"{ROWS}.length === 1")
@@ -383,8 +381,8 @@ async def test_it_says_when_the_router_has_gone(browser: Page) -> None:
     await browser.go("about:blank")
 
 
-async def test_64_instances_and_500_decisions_a_second_leave_it_light(browser: Page, record_property: Tell) -> None:
-    async with on_paper(64) as (application, url):
+async def test_page_stays_light_at_500_decisions_a_second(browser: Page, record_property: Tell) -> None:
+    async with simulated(64) as (application, url):
         traffic = Traffic(application, 400)
         running = asyncio.create_task(traffic.run(500.0))
         await browser.look(1440, 900)
@@ -405,7 +403,7 @@ async def test_64_instances_and_500_decisions_a_second_leave_it_light(browser: P
         record_property("live_page.decisions_a_second", round((traffic.made - made) / 3))
         record_property("live_page.longest_task_ms", round(max(tasks, default=0)))
         record_property("live_page.tasks_over_50_ms", len(tasks))
-        # Of all decisions only a sample is sent, and rows are used again.
+        # The router sends a sample of the decisions, and the page reuses rows.
         assert 0 < added <= 5 * MOST_A_SECOND
         assert await browser.run(f"{ROWS}.length") <= 200
         await browser.press("ArrowDown", "Enter")

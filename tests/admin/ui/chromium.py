@@ -1,6 +1,6 @@
-"""Headless Chromium over the DevTools protocol, as far as the tests of the live page need it.
+"""Headless Chromium over the DevTools protocol, for the tests of the live page.
 
-The browser is the system's; nothing is downloaded. It may load from this machine only, whatever a page asks for.
+It is the system's browser, without a download, and it loads from this machine alone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ KEYS = {"ArrowDown": 40, "ArrowUp": 38, "Enter": 13, "Escape": 27, "Home": 36, "
 
 
 def executable() -> str | None:
-    """The browser of this machine, or None."""
+    """Return the path of the browser of this machine, or None."""
     names = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
     return os.environ.get("CHROMIUM") or next((path for name in names if (path := shutil.which(name))), None)
 
 
 @dataclass
 class Page:
-    """One tab.
+    """Browser tab.
 
     Args:
         socket: to the tab.
@@ -49,7 +49,7 @@ class Page:
     _answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
 
     async def read(self) -> None:
-        """Take what the browser says, until it ends."""
+        """Receive messages of the browser until it ends."""
         async for message in self.socket:
             said = message.json()
             if "id" in said:
@@ -67,7 +67,7 @@ class Page:
                 self.asked.append(said["params"]["request"]["url"])
 
     async def call(self, method: str, **params: Any) -> Any:
-        """Call the browser."""
+        """Call a method of the protocol and return its result."""
         id = next(self._ids)
         future = self._answers[id] = asyncio.get_running_loop().create_future()
         await self.socket.send_json({"id": id, "method": method, "params": params})
@@ -77,7 +77,7 @@ class Page:
         return answer["result"]
 
     async def run(self, script: str) -> Any:
-        """The value of *script* in the page; promises are waited for."""
+        """Return the value of *script* in the page; promises are awaited."""
         result = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
@@ -92,7 +92,7 @@ class Page:
             await asyncio.sleep(0.05)
 
     async def press(self, *keys: str) -> None:
-        """Press keys, one after the other."""
+        """Press keys in order."""
         for key in keys:
             text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
             code = KEYS.get(key, ord(key[0].upper()))
@@ -101,16 +101,16 @@ class Page:
             await self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     async def type(self, text: str) -> None:
-        """Type *text* into what has the focus."""
+        """Type *text* into the focused element."""
         await self.call("Input.insertText", text=text)
 
     async def go(self, url: str) -> None:
-        """Go to *url*, and wait until it is there."""
+        """Load *url*."""
         await self.call("Page.navigate", url=url)
         await self.until(f"location.href === {url!r} && document.readyState === 'complete'")
 
     async def look(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Be a screen of that size and theme."""
+        """Set the size and the theme of the screen."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -118,14 +118,14 @@ class Page:
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     async def shoot(self, path: Path) -> None:
-        """Write a picture of what is seen to *path*."""
+        """Write a picture of the screen to *path*."""
         shot = await self.call("Page.captureScreenshot", format="png")
         await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Page]:
-    """A browser with one tab."""
+    """Start a browser with one tab."""
     program = executable()
     assert program is not None
     with tempfile.TemporaryDirectory(prefix="smetric-chromium-", ignore_cleanup_errors=True) as folder:

@@ -1,6 +1,6 @@
-"""Made-up traffic for the live page: decisions of the real policy on a fleet whose engines exist on paper only.
+"""Simulated traffic for the live page: decisions of the real policy on a fleet of simulated engines.
 
-Nothing is sent anywhere, so that a fast router costs a test next to nothing.
+No request is sent, so that thousands of decisions cost a test little.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CAPACITY = 24
 
 @dataclass
 class Session:
-    """One conversation: its turn, the tokens of its history, and how much of it each instance holds."""
+    """Conversation: its turn, the tokens of its history, and the cached ones on each instance."""
 
     turn: int = 0
     history: int = 0
@@ -43,14 +43,14 @@ class Session:
 
 
 class Traffic:
-    """Sends made-up requests through a router's policy and telemetry.
+    """Simulated requests through a router's policy and telemetry.
 
     Args:
         application: the router.
-        sessions: conversations at the same time.
-        service_s: mean time of a request.
+        sessions: concurrent conversations.
+        service_s: mean duration of a request, seconds.
         shadows: policies in shadow.
-        seed: of everything that is drawn.
+        seed: of the random numbers.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Traffic:
         self.sessions = [Session(self.random.randrange(8), self.random.randrange(6000)) for _ in range(sessions)]
         self.service_s = service_s
         self.shadows = shadows
-        #: How many times as long as others an instance takes, by its id.
+        #: Slowdown factor of an instance, by its id.
         self.slow: dict[str, float] = {}
         self.cursors: dict[str, str] = {}
         self.now = 0.0
@@ -76,7 +76,7 @@ class Traffic:
         self.scrape()
 
     def scrape(self, age_s: float = 0.0) -> None:
-        """Every engine says how it stands, each some moments ago."""
+        """Set the load of every instance, measured moments ago."""
         for i, instance in enumerate(self.application.fleet.instances):
             measured_at = self.application.fleet.clock() - age_s - (i % 10) * 0.08
             running = min(instance.own, CAPACITY)
@@ -87,7 +87,7 @@ class Traffic:
             instance.prefix_tokens = PrefixTokens(found, 0, missed)
 
     def request(self, model: str = "qwen3-30b") -> DecisionRecord:
-        """One more decision, at once; its request ends when its time has come."""
+        """Make a decision at once; its request ends when its simulated time has passed."""
         draw, application = self.random, self.application
         session = draw.choice(self.sessions)
         if session.turn > 9:
@@ -167,7 +167,7 @@ class Traffic:
         return Shadowed(policy, 1, answer, decision=decided)
 
     def pass_time(self, seconds: float) -> None:
-        """Requests whose time has come end."""
+        """Advance the time and end the requests that are due."""
         self.now += seconds
         while self._ends and self._ends[0][0] <= self.now:
             _, _, lease, exchange, usage = heapq.heappop(self._ends)
@@ -176,7 +176,7 @@ class Traffic:
             lease.release()
 
     async def run(self, a_second: float, seconds: float = 3600.0) -> None:
-        """Requests at that rate for so long, in real time."""
+        """Send requests in real time at a rate."""
         loop = asyncio.get_running_loop()
         began = last = scraped = loop.time()
         owed = 0.0
@@ -194,10 +194,10 @@ class Traffic:
 
 
 @asynccontextmanager
-async def on_paper(
+async def simulated(
     instances: int, *, token: str = "", policy: str = "smetric", **settings: Any
 ) -> AsyncIterator[tuple[Application, str]]:
-    """A router whose engines exist on paper, and the URL of its admin port; only what the page needs runs."""
+    """Run the parts of a router that the page needs, over simulated engines; yield it and its admin URL."""
     logs.configure("warning", "json")
     made = Settings(
         instances=tuple(

@@ -1,4 +1,4 @@
-"""How the live page writes numbers: in the unit that suits them, and never 1000 of one."""
+"""Numbers of the live page: in a suitable unit, and never 1000 of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECONDS = {
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_seconds_are_written_in_the_unit_that_suits_them() -> None:
+def test_text_writes_seconds_in_a_suitable_unit() -> None:
     said = subprocess.run(
         ["node", "--input-type=module", "-"],
         input=TEXT.read_text() + f"console.log(JSON.stringify([{', '.join(SECONDS)}].map(seconds)))",
