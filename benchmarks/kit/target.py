@@ -24,6 +24,8 @@ SAMPLED = "0.01"
 READY_S = 60.0
 #: Where a checkout of github.com/vllm-project/production-stack is: it is on no index.
 PRODUCTION_STACK = "PRODUCTION_STACK"
+#: Where another checkout of SMetric is, set up by `make test`, to compare two commits in one run.
+OTHER_CHECKOUT = "OTHER_SMETRIC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,14 @@ def _direct(site: Site) -> Iterator[Running]:
 
 
 @contextmanager
-def _smetric(site: Site) -> Iterator[Running]:
+def _smetric(site: Site, name: str = "smetric", python: str = sys.executable) -> Iterator[Running]:
     """As it is run: policy, prefix index, metrics, access log to a file, traces sampled and exported."""
     port = free_ports(2)
-    command = [sys.executable, "-m", "smetric", "serve", "--policy", "smetric"]
+    command = [python, "-P", "-m", "smetric", "serve", "--policy", "smetric"]
     command += ["--port", str(port), "--admin-port", str(port + 1)]
     command += [word for url in site.instances for word in ("--instance", url)]
     with _listening(
-        "smetric",
+        name,
         command,
         site.folder,
         (port, port + 1),
@@ -84,6 +86,16 @@ def _smetric(site: Site) -> Iterator[Running]:
         OTEL_TRACES_SAMPLER="parentbased_traceidratio",
         OTEL_TRACES_SAMPLER_ARG=SAMPLED,
     ) as started:
+        yield started
+
+
+@contextmanager
+def _other(site: Site) -> Iterator[Running]:
+    """Another checkout of SMetric, such as one of the commit before."""
+    python = Path(os.environ.get(OTHER_CHECKOUT, "")) / ".venv" / "bin" / "python"
+    if not python.is_file():
+        raise Missing(f"set {OTHER_CHECKOUT} to a checkout with its environment in .venv")
+    with _smetric(site, "smetric-other", str(python)) as started:
         yield started
 
 
@@ -162,4 +174,5 @@ TARGETS: dict[str, Callable[[Site], AbstractContextManager[Running]]] = {
     "vllm-cache": partial(_rust, VLLM_ROUTER, "vllm_router.launch_router", "warning", "cache_aware"),
     "production-stack": _production_stack,
     "smetric": _smetric,
+    "smetric-other": _other,
 }
