@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import sys
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from statistics import median, quantiles
 
-import orjson
 import pytest
 
 from smetric.config.settings import LimitSettings
 from smetric.http import listener
 from tests.fakes import Call, FakeEngine, RawClient, delta, fetch, hang, request, until
 from tests.faults.harness import Running, Tell, chat, running
+from tests.faults.process import process
 
 DEPARTURES = 100
 #: Seconds from a departure to the abort in the engine.
@@ -200,50 +198,32 @@ async def is_served(url: str) -> bool:
 
 @pytest.mark.slow
 async def test_b6_lack_of_file_descriptors_keeps_streams_and_passes(tmp_path: Path) -> None:
-    engine = FakeEngine(endless)
-    await engine.start()
-    log = tmp_path / "log"
-    clients = ExitStack()
-    serve = f"{sys.executable} -m smetric serve --policy load_only --instance {engine.url} --port 0 --admin-port 0"
-    with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *("bash", "-c", f"ulimit -n 128; exec {serve}"),
-            stderr=errors,
-            env={**os.environ, "SMETRIC_LOG__FORMAT": "json"},
-        )
-    try:
-
-        def serving() -> list[bytes]:
-            return [line for line in log.read_bytes().split(b"\n")[:-1] if b'"smetric.serving"' in line]
-
-        await until(lambda: serving() != [], within_s=20)
-        url = orjson.loads(serving()[0])["data"]
-        streams = [await RawClient.connect(url) for _ in range(10)]
-        for client in streams:
-            clients.callback(client.leave)
+    async with AsyncExitStack() as stack:
+        engine = FakeEngine(endless)
+        await engine.start()
+        stack.push_async_callback(engine.stop)
+        few = ("bash", "-c", 'ulimit -n 128; exec "$@"', "-")
+        router = await stack.enter_async_context(process(tmp_path / "log", "--instance", engine.url, before=few))
+        log = router.log.read_bytes
+        streams = [await stack.enter_async_context(await RawClient.connect(router.data)) for _ in range(10)]
         for client in streams:
             await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
             assert (await client.head()).status == 200
-        lines, began = log.read_bytes().count(b"\n"), time.monotonic()
+        lines, began = log().count(b"\n"), time.monotonic()
         for _ in range(3):
-            crowd = [await RawClient.connect(url) for _ in range(200)]
+            crowd = [await RawClient.connect(router.data) for _ in range(200)]
             for client in crowd:
-                clients.callback(client.reset)
+                stack.callback(client.reset)
             await asyncio.sleep(0.3)
             for client in streams:
                 assert await client.reader.readuntil(b"\n\n")
             for client in crowd:
                 client.reset()
-        assert log.read_bytes().count(b"\n") - lines <= 10 * max(1.0, time.monotonic() - began)
+        assert log().count(b"\n") - lines <= 10 * max(1.0, time.monotonic() - began)
         engine.recover()
         deadline = time.monotonic() + 5
-        while not await is_served(url):
+        while not await is_served(router.data):
             assert time.monotonic() < deadline
-    finally:
-        clients.close()
-        process.kill()
-        await process.wait()
-        await engine.stop()
 
 
 async def test_connection_close_is_logged_with_the_status_sent() -> None:

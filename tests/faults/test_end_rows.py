@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import orjson
 import pytest
 
 from smetric.http.listener import address_of, listen
-from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, delta, fetch, healthy, request, until
+from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, chunk, delta, fetch, healthy, request, until
 from tests.faults.harness import Tell, chat, running
 from tests.faults.process import Process, process
 from tests.telemetry.otlp_receiver import receiving
@@ -23,9 +21,38 @@ from tests.telemetry.otlp_receiver import receiving
 STREAMS = 200
 #: Seconds in which a router must serve again: two on an idle machine, more beside other tests.
 STARTED_S = 10.0
+PATH = "/v1/chat/completions"
 
 
-@pytest.mark.slow
+@asynccontextmanager
+async def engine_of(script: Script) -> AsyncIterator[FakeEngine]:
+    """Run an engine and stop it at the end."""
+    engine = FakeEngine(script)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, script: Script = healthy, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[Process, FakeEngine]]:
+    """Run a router process before an engine that follows *script*."""
+    async with (
+        engine_of(script) as engine,
+        process(folder / "log", "--instance", engine.url, environ=environ) as router,
+    ):
+        yield router, engine
+
+
+async def begin_stream(client: RawClient) -> None:
+    """Send a request and read the head of its stream."""
+    await client.send(request("POST", PATH, chat(stream=True)))
+    assert (await client.head()).status == 200
+
+
 async def test_g1_sigterm_ends_200_streams_and_refuses_connections(tmp_path: Path, record_property: Tell) -> None:
     go_on = asyncio.Event()
 
@@ -33,62 +60,36 @@ async def test_g1_sigterm_ends_200_streams_and_refuses_connections(tmp_path: Pat
         await call.stream(delta("a"), end=False)
         await go_on.wait()
         for event in (delta("b"), DONE):
-            await call.send(b"%x\r\n%b\r\n" % (len(event), event))
+            await call.send(chunk(event))
         await call.send(b"0\r\n\r\n")
 
-    engine, spans = FakeEngine(script), ExitStack()
-    await engine.start()
-    log = (tmp_path / "log").open("wb")
-    collector = spans.enter_context(receiving())
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "smetric", "serve", "--policy", "load_only", "--instance", engine.url),
-        *("--port", "0", "--admin-port", "0"),
-        stderr=log,
-        env={
-            **os.environ,
-            "SMETRIC_LOG__FORMAT": "json",
-            "SMETRIC_DRAIN__DEADLINE": "30s",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
-        },
-    )
-    try:
-        lines = tmp_path / "log"
-        await until(lambda: b"smetric.serving" in lines.read_bytes(), within_s=20)
-        serving = next(line for line in map(orjson.loads, lines.read_bytes().splitlines()) if "data" in line)
-        clients = await asyncio.gather(*(RawClient.connect(serving["data"]) for _ in range(STREAMS)))
-        idle = await RawClient.connect(serving["data"])
-        body = chat(stream=True)
-        request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        for client in clients:
-            await client.send(request)
-        await until(lambda: len(engine.calls) == STREAMS, within_s=20)
+    with receiving() as collector:
+        environ = {"SMETRIC_DRAIN__DEADLINE": "30s", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+        async with serving(tmp_path, script, environ) as (router, engine):
+            clients = await asyncio.gather(*(RawClient.connect(router.data) for _ in range(STREAMS)))
+            idle = await RawClient.connect(router.data)
+            for client in clients:
+                await client.send(request("POST", PATH, chat(stream=True)))
+            await until(lambda: len(engine.calls) == STREAMS, within_s=20)
 
-        process.send_signal(signal.SIGTERM)
-        await until(lambda: b"smetric.draining" in lines.read_bytes())
-        assert (await fetch(serving["admin"], "GET", "/readyz")).status == 503
-        assert (await fetch(serving["admin"], "GET", "/healthz")).status == 200
-        assert await idle.at_end()
-        with pytest.raises(ConnectionRefusedError):
-            await RawClient.connect(serving["data"])
+            router.terminate()
+            await until(lambda: bool(router.lines("smetric.draining")))
+            assert (await fetch(router.admin, "GET", "/readyz")).status == 503
+            assert (await fetch(router.admin, "GET", "/healthz")).status == 200
+            assert await idle.at_end()
+            with pytest.raises(ConnectionRefusedError):
+                await RawClient.connect(router.data)
 
-        go_on.set()
-        answers = await asyncio.gather(*(client.response() for client in clients))
-        assert all(answer.complete for answer in answers)
-        assert {answer.body for answer in answers} == {delta("a") + delta("b") + DONE}
-        record_property("F2", f"0 of {len(answers)} streams")
-        async with asyncio.timeout(10):
-            assert await process.wait() == 0
-        assert b"smetric.stopped" in lines.read_bytes()
-        assert len(collector.named("POST ")) == STREAMS, "traces are sent before it ends"
-        for client in [*clients, idle]:
-            client.leave()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        spans.close()
-        log.close()
-        await engine.stop()
+            go_on.set()
+            answers = await asyncio.gather(*(client.response() for client in clients))
+            assert all(answer.complete for answer in answers)
+            assert {answer.body for answer in answers} == {delta("a") + delta("b") + DONE}
+            record_property("F2", f"0 of {len(answers)} streams")
+            assert await router.ended() == 0
+            assert router.lines("smetric.stopped")
+            assert len(collector.named("POST ")) == STREAMS, "traces are sent before it ends"
+            for client in [*clients, idle]:
+                client.leave()
 
 
 async def test_g2_stream_beyond_the_drain_deadline_is_cut_off_and_aborted() -> None:
@@ -109,17 +110,6 @@ async def test_g2_stream_beyond_the_drain_deadline_is_cut_off_and_aborted() -> N
     client.leave()
 
 
-@asynccontextmanager
-async def engine_of(script: Script) -> AsyncIterator[FakeEngine]:
-    """Run an engine and stop it at the end."""
-    engine = FakeEngine(script)
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
 def endless(seen: list[Call]) -> Script:
     """An engine that begins a stream and never ends it."""
 
@@ -132,9 +122,7 @@ def endless(seen: list[Call]) -> Script:
     return script
 
 
-async def test_g2_deadline_sends_api_errors_and_sets_the_exit_code(
-    tmp_path: Path,
-) -> None:
+async def test_g2_deadline_sends_api_errors_and_sets_the_exit_code(tmp_path: Path) -> None:
     calls: list[Call] = []
     message = {"role": "user", "content": "x"}
     asked: dict[str, dict[str, object]] = {
@@ -143,11 +131,7 @@ async def test_g2_deadline_sends_api_errors_and_sets_the_exit_code(
         "/v1/audio/transcriptions": {"stream": True},
         "/v1/completions": {"prompt": "x"},
     }
-    environ = {"SMETRIC_DRAIN__DEADLINE": "500ms"}
-    async with (
-        engine_of(endless(calls)) as engine,
-        process(tmp_path / "log", "--instance", engine.url, environ=environ) as router,
-    ):
+    async with serving(tmp_path, endless(calls), {"SMETRIC_DRAIN__DEADLINE": "500ms"}) as (router, engine):
         clients = {path: await RawClient.connect(router.data) for path in asked}
         for path, fields in asked.items():
             await clients[path].send(request("POST", path, orjson.dumps({"model": "tiny", **fields})))
@@ -176,14 +160,8 @@ async def test_g2_deadline_sends_api_errors_and_sets_the_exit_code(
 
 
 async def test_second_signal_ends_at_once_with_its_exit_code(tmp_path: Path) -> None:
-    calls: list[Call] = []
-    async with (
-        engine_of(endless(calls)) as engine,
-        process(tmp_path / "log", "--instance", engine.url) as router,
-        await RawClient.connect(router.data) as client,
-    ):
-        await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
-        assert (await client.head()).status == 200
+    async with serving(tmp_path, endless([])) as (router, _), await RawClient.connect(router.data) as client:
+        await begin_stream(client)
         await client.reader.readuntil(b"\n\n")
         router.terminate()
         await until(lambda: bool(router.lines("smetric.draining")))
@@ -197,7 +175,7 @@ async def test_second_signal_ends_at_once_with_its_exit_code(tmp_path: Path) -> 
 
 
 async def test_late_signal_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    async with engine_of(healthy) as engine, process(tmp_path / "log", "--instance", engine.url) as router:
+    async with serving(tmp_path) as (router, _):
         router.terminate()
         await until(lambda: bool(router.lines("smetric.stopped")))
         while router.process.returncode is None:
@@ -207,15 +185,11 @@ async def test_late_signal_does_not_change_the_exit_code(tmp_path: Path) -> None
 
 
 async def test_readiness_fails_before_the_port_closes(tmp_path: Path) -> None:
-    environ = {"SMETRIC_DRAIN__ANNOUNCE": "1s"}
-    async with (
-        engine_of(healthy) as engine,
-        process(tmp_path / "log", "--instance", engine.url, environ=environ) as router,
-    ):
+    async with serving(tmp_path, environ={"SMETRIC_DRAIN__ANNOUNCE": "1s"}) as (router, _):
         router.terminate()
         await until(lambda: bool(router.lines("smetric.draining")))
         assert (await fetch(router.data, "GET", "/readyz")).status == 503
-        assert (await fetch(router.data, "POST", "/v1/chat/completions", chat())).status == 200
+        assert (await fetch(router.data, "POST", PATH, chat())).status == 200
         assert await router.ended() == 0
 
 
@@ -226,7 +200,7 @@ async def test_upgrade_over_an_inherited_socket_loses_no_request(tmp_path: Path)
 
     async def keep_asking(url: str) -> None:
         while not stop.is_set():
-            answer = await fetch(url, "POST", "/v1/chat/completions", chat(stream=True))
+            answer = await fetch(url, "POST", PATH, chat(stream=True))
             statuses.append((answer.status, answer.complete))
 
     async with AsyncExitStack() as stack:
@@ -269,10 +243,10 @@ async def test_drained_instances_stay_drained_after_an_upgrade(tmp_path: Path) -
                     await until(lambda: bool(successor.lines("smetric.drains.drained")), within_s=10)
                     acting.terminate()
                     assert await acting.ended() == 0
-                    refused = await fetch(address_of(data), "POST", "/v1/chat/completions", chat())
+                    refused = await fetch(address_of(data), "POST", PATH, chat())
                     assert (refused.status, engine.calls) == (503, [])
                     assert (await fetch(successor.admin, "POST", f"/admin/instances/{id}/undrain")).status == 200
-                    assert (await fetch(address_of(data), "POST", "/v1/chat/completions", chat())).status == 200
+                    assert (await fetch(address_of(data), "POST", PATH, chat())).status == 200
 
 
 @pytest.mark.slow
@@ -286,8 +260,7 @@ async def test_g3_killed_router_serves_at_once_after_a_restart(tmp_path: Path) -
             process(tmp_path / "first", "--instance", engine.url, environ=environ) as router,
             await RawClient.connect(router.data) as client,
         ):
-            await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
-            assert (await client.head()).status == 200
+            await begin_stream(client)
             router.process.kill()
             await router.ended()
             await until(lambda: len(engine.aborted) == 1)
@@ -296,7 +269,7 @@ async def test_g3_killed_router_serves_at_once_after_a_restart(tmp_path: Path) -
         engine.recover()
         killed_at = time.monotonic()
         async with process(tmp_path / "second", "--instance", engine.url, "--port", port, environ=environ) as router:
-            assert (await fetch(router.data, "POST", "/v1/chat/completions", chat())).status == 200
+            assert (await fetch(router.data, "POST", PATH, chat())).status == 200
             assert time.monotonic() - killed_at < STARTED_S
             router.terminate()
             assert await router.ended() == 0
@@ -309,7 +282,7 @@ async def test_g4_death_of_a_router_keeps_streams_of_its_twin(tmp_path: Path) ->
     async def script(call: Call) -> None:
         await call.stream(delta("a"), end=False)
         await go_on.wait()
-        await call.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE))
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
 
     with listen("127.0.0.1", 0) as data:
         sockets, url = [("data", data)], address_of(data)
@@ -320,7 +293,7 @@ async def test_g4_death_of_a_router_keeps_streams_of_its_twin(tmp_path: Path) ->
         ):
             clients = [await RawClient.connect(url) for _ in range(20)]
             for client in clients:
-                await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
+                await client.send(request("POST", PATH, chat(stream=True)))
             await until(lambda: len(engine.calls) == 20)
             (instance,) = orjson.loads((await fetch(one.admin, "GET", "/admin/instances")).body)["instances"]
             one.process.kill()
@@ -330,7 +303,7 @@ async def test_g4_death_of_a_router_keeps_streams_of_its_twin(tmp_path: Path) ->
             answers = await asyncio.gather(*(client.response() for client in clients))
             assert sum(answer.complete for answer in answers) == 20 - instance["own"]
             async with process(tmp_path / "again", "--instance", engine.url, sockets=sockets):
-                assert (await fetch(url, "POST", "/v1/chat/completions", chat(stream=True))).complete
+                assert (await fetch(url, "POST", PATH, chat(stream=True))).complete
             other.terminate()
             assert await other.ended() == 0
             for client in clients:

@@ -338,18 +338,17 @@ async def test_h10_instance_gets_its_own_key_and_follows_the_file(tmp_path: Path
     )
     seen: dict[str, set[bytes]] = {}
 
-    def noting(engine: FakeEngine, name: str) -> None:
-        models = engine.models
-
-        async def note(call: Call) -> None:
-            seen.setdefault(name, set()).update(call.values(b"authorization"))
-            await models(call)
-
-        engine.models = note
+    async def note(name: str, call: Call) -> None:
+        seen.setdefault(name, set()).update(call.values(b"authorization"))
+        await one_model(call)
 
     for engine, name in ((first, "first"), (second, "second"), (third, "third")):
-        noting(engine, name)
-    async with running(instances=instances, check_after=False) as router:
+        engine.models = partial(note, name)
+
+    def keys(engine: FakeEngine) -> set[bytes]:
+        return {key for call in engine.calls for key in call.values(b"authorization")}
+
+    async with running(first, second, third, instances=instances, check_after=False, warm=False) as router:
         client_key = [("Authorization", "Bearer key-of-client"), ("x-api-key", "key-of-client")]
 
         async def ask_all() -> None:
@@ -359,34 +358,31 @@ async def test_h10_instance_gets_its_own_key_and_follows_the_file(tmp_path: Path
             )
 
         await ask_all()
-        assert {key for call in first.calls for key in call.values(b"authorization")} == {b"Bearer key-of-first"}
-        assert {key for call in second.calls for key in call.values(b"authorization")} == {b"Bearer key-of-second-1"}
-        assert {key for call in third.calls for key in call.values(b"authorization")} == {b"Bearer key-of-client"}
+        assert keys(first) == {b"Bearer key-of-first"}
+        assert keys(second) == {b"Bearer key-of-second-1"}
+        assert keys(third) == {b"Bearer key-of-client"}
         assert not any(call.values(b"x-api-key") for call in (*first.calls, *second.calls))
         second.calls.clear()
         await asyncio.to_thread(file.write_text, "key-of-second-22\n")
         await asyncio.sleep(1.1)  # a file is looked at once a second
         await ask_all()
-        assert {key for call in second.calls for key in call.values(b"authorization")} == {b"Bearer key-of-second-22"}
+        assert keys(second) == {b"Bearer key-of-second-22"}
         assert seen["first"] == {b"Bearer key-of-first"}
         assert seen["third"] <= {b"Bearer key-of-client"}
         pages = [(await router.admin(page)).body for page in ("/admin/instances", "/admin/decisions", "/metrics")]
         assert not any(b"key-of" in page for page in pages)
         assert "key-of" not in router.logged()
-    for engine in (first, second, third):
-        await engine.stop()
 
 
 async def test_h9_tenants_share_no_salt_and_no_hits() -> None:
     engines = [FakeEngine(), FakeEngine()]
-    for engine in engines:
-        await engine.start()
     async with running(
-        instances=instances_of(engines),
+        *engines,
         policy="smetric",
         tenants=Tenants(cache_salt="tenant", secret=SECRET),
         tenant_header="X-Tenant",
         check_after=False,
+        warm=False,
     ) as router:
 
         async def salt(tenant: str, body: bytes) -> str:
@@ -419,8 +415,6 @@ async def test_h9_tenants_share_no_salt_and_no_hits() -> None:
         assert hits[0] is not None
         assert hits[0][0] > 1000
         assert hits[1] is None or hits[1][0] == 0
-    for engine in engines:
-        await engine.stop()
 
 
 @pytest.mark.parametrize("names", [[], ["red", "blue"], [""], ["x" * 300]])
