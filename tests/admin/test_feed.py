@@ -86,6 +86,7 @@ def test_margin_is_a_share_of_the_larger_score() -> None:
     assert margin_of(samples.record(names.PINNED)) is None
 
 
+ENDING = b'event: over\ndata: {"why":"ending"}\n\n'
 ORDINARY = [samples.record() for _ in range(200)]
 REJECTED = [samples.record(names.REJECTED) for _ in range(40)]
 
@@ -160,8 +161,7 @@ async def test_viewer_that_does_not_read_is_disconnected_with_reason() -> None:
     viewer = Viewer(DecisionFilter())
     for i in range(MOST_WAITING + 5):
         viewer.send("state", {"i": i})
-    messages = [message async for message in viewer.messages()]
-    assert messages == [b'event: over\ndata: {"why":"slow"}\n\n']
+    assert [message async for message in viewer.messages()] == [b'event: over\ndata: {"why":"slow"}\n\n']
 
 
 async def test_viewer_waits_for_the_next_message() -> None:
@@ -187,6 +187,9 @@ class Desk:
         figures = Figures(lambda: samples.fleet(2), lambda: self.now, lambda: int(self.now * 1000))
         self.feed = Feed(self.activity, figures, self.decisions, lambda: {"version": "1"}, clock=lambda: self.now)
 
+    def join(self, *, history: bool = False) -> Viewer:
+        return self.feed.join(DecisionFilter(), history=history)
+
     def decide(self, count: int) -> list[DecisionRecord]:
         records = [samples.record() for _ in range(count)]
         for record in records:
@@ -199,22 +202,12 @@ class Desk:
         self.feed.look()
 
 
-async def told(viewer: Viewer) -> list[tuple[str, Any]]:
-    """What the viewer has been told; he leaves."""
-    viewer.leave("test")
-    found = []
-    async for message in viewer.messages():
-        name, data = message.decode().removesuffix("\n\n").split("\n")
-        found.append((name.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))))
-    return found[:-1]
-
-
 async def test_new_viewer_gets_recent_decisions_once() -> None:
     desk = Desk()
     records = desk.decide(BEFORE + 5)
-    viewer = desk.feed.join(DecisionFilter(), history=False)
+    viewer = desk.join()
     desk.look()
-    (state, before) = await told(viewer)
+    (state, before) = await messages_of(viewer)
     assert state[0] == "state"
     assert state[1]["version"] == "1"
     assert [row["id"] for row in before[1]["rows"]] == [record.id for record in records[5:]]
@@ -222,11 +215,11 @@ async def test_new_viewer_gets_recent_decisions_once() -> None:
 
 async def test_feed_bounds_rows_and_states_per_second() -> None:
     desk = Desk()
-    viewer = desk.feed.join(DecisionFilter(), history=False)
+    viewer = desk.join()
     for _ in range(2 * LOOKS):
         desk.decide(125)
         desk.look()
-    messages = await told(viewer)
+    messages = await messages_of(viewer)
     rows = [row for name, data in messages if name == "decisions" for row in data["rows"]]
     assert len(rows) == 2 * MOST_A_SECOND
     assert sum(data["matched"] for name, data in messages if name == "decisions") == 250 * LOOKS
@@ -235,7 +228,7 @@ async def test_feed_bounds_rows_and_states_per_second() -> None:
 
 async def test_slow_viewer_frees_its_slot_and_others_go_on() -> None:
     desk = Desk()
-    slow, quick = desk.feed.join(DecisionFilter(), history=False), desk.feed.join(DecisionFilter(), history=False)
+    slow, quick = desk.join(), desk.join()
     reading = quick.messages()
     for _ in range(MOST_WAITING + 4):
         desk.decide(1)
@@ -245,17 +238,17 @@ async def test_slow_viewer_frees_its_slot_and_others_go_on() -> None:
     assert slow.is_over
     assert not quick.is_over
     for _ in range(MOST_VIEWERS - 1):
-        desk.feed.join(DecisionFilter(), history=False)
+        desk.join()
     with pytest.raises(TooManyViewers, match="16 viewers already"):
-        desk.feed.join(DecisionFilter(), history=False)
+        desk.join()
 
 
 async def test_history_is_sent_on_request() -> None:
     desk = Desk()
     for _ in range(3 * LOOKS):
         desk.look()
-    viewer = desk.feed.join(DecisionFilter(), history=True)
-    (history, state) = await told(viewer)
+    viewer = desk.join(history=True)
+    (history, state) = await messages_of(viewer)
     assert history[0] == "history"
     assert history[1]["times_ms"] == [1000, 2000, 3000]
     assert state[0] == "state"
@@ -264,14 +257,14 @@ async def test_history_is_sent_on_request() -> None:
 async def test_feed_polls_and_ends_its_viewers() -> None:
     desk = Desk()
     await desk.feed.start()
-    viewer = desk.feed.join(DecisionFilter(), history=False)
+    viewer = desk.join()
     desk.decide(1)
     reading = viewer.messages()
     async with asyncio.timeout(5):
         kinds = [(await anext(reading)).split(b"\n")[0] for _ in range(2)]
     assert kinds == [b"event: state", b"event: decisions"]
     await desk.feed.stop()
-    assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+    assert [message async for message in reading][-1] == ENDING
 
 
 @pytest.mark.parametrize("rounds", range(5))
@@ -279,20 +272,19 @@ async def test_feed_ends_shortly_after_its_first_viewer(rounds: int) -> None:
     desk = Desk()
     await desk.feed.start()
     await asyncio.sleep(0.01)  # without a viewer
-    reading = desk.feed.join(DecisionFilter(), history=False).messages()
+    reading = desk.join().messages()
     for _ in range(rounds):
         await asyncio.sleep(0)
     async with asyncio.timeout(2):
         await desk.feed.stop()
-        assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+        assert [message async for message in reading][-1] == ENDING
 
 
 async def test_viewer_of_an_ended_feed_is_told_at_once() -> None:
     desk = Desk()
     await desk.feed.start()
     await desk.feed.stop()
-    messages = [message async for message in desk.feed.join(DecisionFilter(), history=False).messages()]
-    assert messages[-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+    assert [message async for message in desk.join().messages()][-1] == ENDING
 
 
 @pytest.mark.slow

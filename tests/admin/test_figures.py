@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from smetric import names
 from smetric.admin.figures import KEPT_S, MOST_CELLS, SERIES, WINDOW_S, Figures, imbalance, percentile
 from smetric.fleet.instance import Instance, PrefixTokens, Scrape
+from smetric.fleet.record import DecisionRecord
 from smetric.request.request import Usage
 from tests.telemetry import samples
 
@@ -21,9 +25,12 @@ class Board:
             instance.scrape = Scrape(99.5, 2.0, 1.0, 0.25, 0)
         self.figures = Figures(lambda: self.instances, lambda: self.now, lambda: int(self.now * 1000))
 
-    def second(self) -> None:
+    def second(self, decided: Sequence[DecisionRecord] = (), ended: Sequence[DecisionRecord] = ()) -> dict[str, Any]:
+        """Add the records to a second, close it, and return the state."""
+        self.figures.add(decided, ended)
         self.now += 1.0
         self.figures.close_second()
+        return self.figures.state()
 
 
 def test_figures_show_instances_before_the_first_second() -> None:
@@ -54,57 +61,42 @@ def test_unscraped_load_is_unknown() -> None:
 def test_rates_cover_the_last_seconds() -> None:
     board = Board()
     for _ in range(WINDOW_S + 3):
-        board.figures.add([samples.record(instances=board.instances, hits=(0, 9), loads=(1, 1)) for _ in range(4)], [])
-        board.second()
-    state = board.figures.state()
+        state = board.second([samples.record(instances=board.instances, hits=(0, 9), loads=(1, 1)) for _ in range(4)])
     assert state["rate"] == 4.0
     assert [row["rate"] for row in state["instances"]] == [0.0, 4.0]
     for _ in range(WINDOW_S):
-        board.second()
-    assert board.figures.state()["rate"] == 0.0
+        state = board.second()
+    assert state["rate"] == 0.0
 
 
 def test_outcomes_are_shares() -> None:
-    board = Board()
-    board.figures.add([samples.record(), samples.record(), samples.record(), samples.record(names.REJECTED)], [])
-    board.second()
-    assert board.figures.state()["outcomes"] == {"rejected": 0.25, "routed": 0.75}
+    decided = [samples.record(), samples.record(), samples.record(), samples.record(names.REJECTED)]
+    assert Board().second(decided)["outcomes"] == {"rejected": 0.25, "routed": 0.75}
 
 
 def test_predicted_and_actual_hits_cover_the_same_requests() -> None:
-    board = Board()
     counted, uncounted = samples.record(hits=(0, 880, 0)), samples.record(hits=(0, 880, 0))
     blind = samples.record(names.PINNED)
     counted.usage = Usage(1000, 10, 800)
     uncounted.usage = Usage(1000, 10, None)
     blind.usage = Usage(1000, 10, 1000)
-    board.figures.add([], [counted, uncounted, blind])
-    board.second()
-    state = board.figures.state()
+    state = Board().second(ended=[counted, uncounted, blind])
     assert (state["predicted"], state["actual"]) == (0.88, 0.8)
 
 
 def test_predicted_hit_is_bounded_by_an_estimated_prompt() -> None:
-    board = Board()
-    record = samples.record(hits=(0, 1000, 0))  # the whole of what was taken for 1,000 tokens
+    record = samples.record(hits=(0, 1000, 0))  # all of a prompt estimated at 1,000 tokens
     record.usage = Usage(800, 10, 784)
-    board.figures.add([], [record])
-    board.second()
-    state = board.figures.state()
+    state = Board().second(ended=[record])
     assert (state["predicted"], state["actual"]) == (1.0, 0.98)
 
 
 def test_ttft_percentiles_cover_answered_requests() -> None:
-    board = Board()
-    ended = []
-    for i in range(100):
-        record = samples.record()
+    ended = [samples.record() for _ in range(101)]
+    for i, record in enumerate(ended[:100]):
         record.ttft_s = (i + 1) / 100
-        ended.append(record)
-    ended.append(samples.record())
-    board.figures.add([], ended)
-    board.second()
-    assert (board.figures.state()["ttft_p50_s"], board.figures.state()["ttft_p99_s"]) == (0.51, 1.0)
+    state = Board().second(ended=ended)
+    assert (state["ttft_p50_s"], state["ttft_p99_s"]) == (0.51, 1.0)
 
 
 def test_engine_hit_rate_covers_a_minute_of_one_process() -> None:
@@ -113,8 +105,7 @@ def test_engine_hit_rate_covers_a_minute_of_one_process() -> None:
 
     def hit_rate(tokens: PrefixTokens) -> float | None:
         instance.prefix_tokens = tokens
-        board.second()
-        rate: float | None = board.figures.state()["instances"][0]["hit_rate"]
+        rate: float | None = board.second()["instances"][0]["hit_rate"]
         return rate
 
     assert hit_rate(PrefixTokens(1000, 0, 9000)) is None

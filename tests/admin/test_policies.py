@@ -39,6 +39,11 @@ async def policies(router: Running) -> dict[str, Any]:
     return {one["name"]: one for one in orjson.loads((await router.admin("/admin/policies")).body)["policies"]}
 
 
+async def refusal(router: Running, path: str, document: Any = None) -> tuple[int, str]:
+    status, answer = await post(router, path, document)
+    return status, answer["error"]
+
+
 async def command(*arguments: str) -> Any:
     return await asyncio.to_thread(CliRunner().invoke, main, list(arguments))
 
@@ -105,8 +110,10 @@ async def test_rollback_to_an_unknown_generation_names_the_known_ones(path: Path
         ):
             found, answer = await post(router, "/admin/policies/default/rollback", body)
             assert (found, answer["error"].startswith(said)) == (status, True), answer
-        status, answer = await post(router, "/admin/policies/nope/rollback")
-        assert (status, answer["error"]) == (404, "no policy is called nope; name one of default")
+        assert await refusal(router, "/admin/policies/nope/rollback") == (
+            404,
+            "no policy is called nope; name one of default",
+        )
 
 
 async def test_generations_keep_ten_texts(path: Path) -> None:
@@ -119,8 +126,10 @@ async def test_generations_keep_ten_texts(path: Path) -> None:
         status, _ = await post(router, "/admin/policies/p/rollback", {"generation": 5})
         assert (status, await acting(router)) == (200, "rule_5")
         # A second rollback goes back further or is refused.
-        status, answer = await post(router, "/admin/policies/p/rollback")
-        assert (status, answer["error"]) == (409, "there is no generation before 5 to go back to")
+        assert await refusal(router, "/admin/policies/p/rollback") == (
+            409,
+            "there is no generation before 5 to go back to",
+        )
 
 
 async def test_rollback_command_prints_the_acting_policy(path: Path) -> None:
@@ -153,8 +162,10 @@ async def test_policies_are_listed_with_their_use(path: Path) -> None:
             (False, "shadow", None, "bailian"),
         ]
         assert shown["other"]["match"] == {"model": ["x"], "tenant": [], "path": []}
-        status, answer = await post(router, "/admin/policies/p/rollback")
-        assert (status, answer["error"]) == (404, "several policies are called p; name one of other, default")
+        assert await refusal(router, "/admin/policies/p/rollback") == (
+            404,
+            "several policies are called p; name one of other, default",
+        )
 
 
 # Trials
@@ -179,19 +190,13 @@ async def test_trial_evaluates_the_last_decisions_and_swaps_nothing(path: Path) 
         assert CANARY not in orjson.dumps(answer).decode()
 
 
-async def test_trial_leaves_unread_features_unanswered() -> None:
-    async with running(FakeEngine(), FakeEngine()) as router:
-        text = shipped_policies()["bailian"].read_bytes()
-        status, answer = await post(router, "/admin/policies/load_only/try", text)
-        assert status == 200
-        assert answer["agreement"] is None
-        assert answer["decisions"]["not_answerable"] == {"not answerable: hit_len not read": 2}
-
-
-async def test_trial_answers_with_features_read_by_a_shadow() -> None:
-    async with running(FakeEngine(), FakeEngine(), shadow=(ShadowSettings(policy="bailian"),)) as router:
+@pytest.mark.parametrize("shadow", [(), (ShadowSettings(policy="bailian"),)], ids=["unread", "read by a shadow"])
+async def test_trial_answers_with_read_features_only(shadow: tuple[ShadowSettings, ...]) -> None:
+    async with running(FakeEngine(), FakeEngine(), shadow=shadow) as router:
         status, answer = await post(router, "/admin/policies/load_only/try", shipped_policies()["bailian"].read_bytes())
-        assert (status, answer["decisions"]["not_answerable"], answer["decisions"]["compared"]) == (200, {}, 2)
+        missing = {} if shadow else {"not answerable: hit_len not read": 2}
+        assert (status, answer["decisions"]["not_answerable"]) == (200, missing)
+        assert (answer["decisions"]["compared"], answer["agreement"] is None) == (2 if shadow else 0, not shadow)
 
 
 async def test_trial_covers_its_own_route_and_arm(path: Path) -> None:

@@ -12,7 +12,7 @@ from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
-from tests.fakes import FakeEngine, RawClient, live, request
+from tests.fakes import FakeEngine, RawClient, live, request, until
 from tests.faults.harness import CANARY, chat, running
 
 
@@ -27,6 +27,10 @@ async def test_b4_missing_body_is_408_at_the_deadline() -> None:
             assert 0.3 <= loop.time() - began < 1.3
             assert CANARY.encode() not in answer.body
         assert router.engines[0].calls == []
+        counted = (await router.admin("/metrics")).body
+        assert b'smetric_requests_total{code="408",route="/v1/chat/completions"} 1.0' in counted
+        assert b'code="500"' not in counted
+        await until(lambda: any(line.get("error_type") == "request_timeout" for line in router.lines("request")))
 
 
 async def trickle(client: RawClient, data: bytes, every_s: float) -> None:

@@ -157,9 +157,7 @@ async def test_b5_clients_that_never_read_are_cut_off_and_aborted() -> None:
         }
 
 
-async def test_b6_connections_above_the_bound_get_503_and_streams_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_b6_connections_above_the_bound_get_503_and_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "most_connections", lambda: 20)
     async with running(FakeEngine()) as router:
         engine = router.engines[0]

@@ -210,9 +210,7 @@ def generate(count: int) -> dict[str, bytes]:
     return {str(number): generated(SEED, number) for number in range(count)}
 
 
-async def test_corpus_of_ambiguous_requests_reads_as_an_engine_does(
-    record_property: Tell,
-) -> None:
+async def test_corpus_of_ambiguous_requests_reads_as_an_engine_does(record_property: Tell) -> None:
     inputs = corpus()
     assert len(inputs) >= 80
     passed, read = await try_inputs(inputs)

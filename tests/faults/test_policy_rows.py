@@ -185,9 +185,7 @@ async def test_f4_policy_bomb_keeps_the_last_good_policy(tmp_path: Path) -> None
             assert (await router.chat()).value("x-smetric-policy").startswith("one@")
 
 
-async def test_f5_evaluation_error_is_a_counted_500_in_api_shape(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_f5_evaluation_error_is_a_counted_500_in_api_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise ZeroDivisionError(CANARY)
 

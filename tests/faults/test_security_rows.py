@@ -102,9 +102,7 @@ async def test_h1_rebound_name_is_not_followed(monkeypatch: pytest.MonkeyPatch) 
         await guarded("b", 80)
 
 
-async def test_h1_name_of_a_forbidden_address_gets_no_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_h1_name_of_a_forbidden_address_gets_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     leads = ["0.0.0.0"]  # which is this machine
 
     async def resolve(host: str, port: int) -> Sequence[str]:

@@ -26,6 +26,16 @@ BODIES = {
 }
 
 
+def breaking_off(*events: bytes) -> Script:
+    """A stream whose connection ends after *events*."""
+
+    async def script(call: Call) -> None:
+        await call.stream(*events, end=False)
+        call.close()
+
+    return script
+
+
 def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -56,9 +66,6 @@ async def test_captured_exchange_passes_untouched_in_both_directions(name: str) 
         async def replay(call: Call) -> None:
             await call.send(answer)
             call.close()
-
-        async def no_models(call: Call) -> None:
-            await call.answer(404, b"")
 
         router.instance_of(engine).models = None
         engine.script = replay
@@ -110,27 +117,10 @@ async def test_request_head_reaches_the_engine_as_the_client_sent_it() -> None:
         assert added == set()
 
 
-async def test_cookies_pass_and_are_not_kept() -> None:
-    async def script(call: Call) -> None:
-        await call.answer(200, b"{}", (b"Set-Cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"keep-alive", b"x"))
-
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
-        answer = await router.chat()
-        assert answer.values("set-cookie") == ["a=1", "b=2"]
-        assert answer.values("keep-alive") == []
-        await router.chat()
-        assert router.engines[0].calls[1].values(b"cookie") == []
-
-
 @pytest.mark.parametrize("path", BODIES)
 async def test_broken_stream_ends_with_one_error_event_of_its_api(path: str) -> None:
-    async def script(call: Call) -> None:
-        await call.stream(b"data: {}\n\n", end=False)
-        call.close()
-
     async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+        router.engines[0].script = breaking_off(b"data: {}\n\n")
         answer = await router.ask("POST", path, BODIES[path])
         assert not answer.complete
         event = answer.body.removeprefix(b"data: {}\n\n")
@@ -143,12 +133,8 @@ async def test_broken_stream_ends_with_one_error_event_of_its_api(path: str) -> 
 
 @pytest.mark.parametrize("begun", [b'data: {"choi', b"data: {}\r\n\r", b"data: {}\n", b"event: x\n"])
 async def test_stream_that_breaks_within_an_event_gets_no_error_event(begun: bytes) -> None:
-    async def script(call: Call) -> None:
-        await call.stream(delta("a"), begun, end=False)
-        call.close()
-
     async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+        router.engines[0].script = breaking_off(delta("a"), begun)
         answer = await router.chat(stream=True)
         assert (answer.body, answer.complete) == (delta("a") + begun, False)
 
@@ -232,12 +218,8 @@ async def test_stream_past_its_end_marker_gets_no_error_event(path: str) -> None
         "/v1/responses": b'event: response.completed\ndata: {"type":"response.completed"}\n\n',
     }.get(path, DONE)
 
-    async def script(call: Call) -> None:
-        await call.stream(b"data: {}\n\n", end, end=False)
-        call.close()
-
     async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+        router.engines[0].script = breaking_off(b"data: {}\n\n", end)
         answer = await router.ask("POST", path, BODIES[path])
         assert (answer.complete, answer.body) == (False, b"data: {}\n\n" + end)
         assert await router.attempts("closed") == 1
@@ -324,9 +306,7 @@ async def test_unprefilled_tokens_are_counted_until_the_first_byte() -> None:
 
 
 @pytest.mark.parametrize("sees_first_byte", [False, True], ids=["before its first byte", "before its end"])
-async def test_answer_of_a_past_process_does_not_change_the_state_of_its_successor(
-    sees_first_byte: bool,
-) -> None:
+async def test_answer_of_a_past_process_does_not_change_the_state_of_its_successor(sees_first_byte: bool) -> None:
     body = b'{"id":"resp_1","object":"response","output":[],"usage":{"input_tokens":900,"output_tokens":1}}'
     go_on = asyncio.Event()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ async def ask(router: Running, turns: int, *headers: tuple[str, str], number: in
     return (await router.ask("POST", "/v1/chat/completions", body, *headers)).status
 
 
+def recording(path: Path, *engines: FakeEngine, **settings: Any) -> AbstractAsyncContextManager[Running]:
+    """Run a router that records its decisions to *path* and has decided nothing yet."""
+    return running(*engines, record=RecordSettings(path=str(path)), check_after=False, warm=False, **settings)
+
+
 def written(router: Running, result: str = "written", record: str = "decisions") -> float:
     labels = {"record": record, "result": result}
     return router.application.metrics.registry.get_sample_value("smetric_record_lines_total", labels) or 0.0
@@ -62,17 +68,10 @@ def written(router: Running, result: str = "written", record: str = "decisions")
 
 async def test_replay_repeats_the_decisions_of_sessions(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl.gz"
-    record = RecordSettings(path=str(path))
+    observe = (ShadowSettings(policy="bailian"),)
     async with (
         engines() as fleet,
-        running(
-            policy="smetric",
-            instances=instances(fleet),
-            record=record,
-            observe=(ShadowSettings(policy="bailian"),),
-            check_after=False,
-            warm=False,
-        ) as router,
+        recording(path, policy="smetric", instances=instances(fleet), observe=observe) as router,
         aiohttp.ClientSession() as client,
     ):
         gateway, players = Gateway([router.url], client), agents()
@@ -96,16 +95,7 @@ async def test_observed_policy_follows_its_file(place: str, tmp_path: Path) -> N
     path, beside = tmp_path / "decisions.jsonl", tmp_path / "beside.policy"
     beside.write_text("policy beside\nroute rr_argmin(requests)\n")
     settings: dict[str, Any] = {place: (ShadowSettings(policy=str(beside)),)}
-    async with running(
-        FakeEngine(),
-        FakeEngine(),
-        policy="load_only",
-        record=RecordSettings(path=str(path)),
-        tenant_header="x-tenant",
-        check_after=False,
-        warm=False,
-        **settings,
-    ) as router:
+    async with recording(path, FakeEngine(), FakeEngine(), tenant_header="x-tenant", **settings) as router:
         assert await ask(router, 0, ("x-tenant", "blue")) == 200
         beside.write_text(
             'policy beside\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(kv_usage + req.class_share)\n'
@@ -128,14 +118,7 @@ async def test_observed_policy_follows_its_file(place: str, tmp_path: Path) -> N
 async def test_observed_parameter_decides_what_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     observed = ShadowSettings(policy="smetric", params={"LOAD": "unprefilled"})
-    async with running(
-        FakeEngine(),
-        policy="load_only",
-        record=RecordSettings(path=str(path)),
-        observe=(observed,),
-        check_after=False,
-        warm=False,
-    ) as router:
+    async with recording(path, FakeEngine(), observe=(observed,)) as router:
         assert await ask(router, 0) == 200
     (one,) = Reading([path])
     assert "unprefilled" in one.line.columns
@@ -147,13 +130,7 @@ async def explained(*arguments: str) -> Result:
 
 async def test_explanation_is_the_same_from_record_and_router(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    async with running(
-        *(FakeEngine() for _ in range(3)),
-        policy="smetric",
-        record=RecordSettings(path=str(path)),
-        check_after=False,
-        warm=False,
-    ) as router:
+    async with recording(path, *(FakeEngine() for _ in range(3)), policy="smetric") as router:
         answers = [await router.chat(messages=talk(turn)) for turn in range(3)]
         await until(lambda: written(router) == 3)
         for answer in answers:
@@ -194,15 +171,8 @@ async def test_explanation_of_a_running_request_says_so() -> None:
 async def test_record_replaces_client_texts_by_pseudonyms(tmp_path: Path) -> None:
     path, acting = tmp_path / "decisions.jsonl", tmp_path / "by_session.policy"
     acting.write_text(BY_SESSION)
-    async with running(
-        FakeEngine(),
-        FakeEngine(),
-        FakeEngine(),
-        policy=str(acting),
-        record=RecordSettings(path=str(path)),
-        tenant_header="x-tenant",
-        check_after=False,
-    ) as router:
+    engines = (FakeEngine() for _ in range(3))
+    async with recording(path, *engines, policy=str(acting), tenant_header="x-tenant") as router:
         statuses = [
             await ask(router, turns, (SESSION, session), ("x-tenant", tenant), ("x-request-id", f"{CANARY}-{turns}"))
             for session in ("", f"{CANARY}-1", f"{CANARY}-2")
@@ -214,7 +184,7 @@ async def test_record_replaces_client_texts_by_pseudonyms(tmp_path: Path) -> Non
     assert CANARY.encode() not in text
     assert b'"tenant":"blue"' in text
     found = compare(path)
-    assert found.compared == found.agreed == 36 + 3  # warm-up requests
+    assert found.compared == found.agreed == 36
     assert found.renamed.total() == 0
     assert found.rules_after.keys() >= {"reject_1", "home", "spread"}
 
@@ -248,12 +218,6 @@ async def test_failing_disk_costs_record_lines_only(tmp_path: Path) -> None:
         assert [await ask(router, 0) for _ in range(5)] == [200] * 5
         await until(lambda: written(router, "failed") >= 5)
         assert len(router.lines("smetric.record.not_written")) == 1
-
-
-async def test_record_is_off_by_default() -> None:
-    async with running(FakeEngine()) as router:
-        assert await ask(router, 0) == 200
-        assert router.application.records.writers == []
 
 
 async def test_traffic_record_is_a_trace_with_sessions_and_parents(tmp_path: Path) -> None:

@@ -116,9 +116,7 @@ async def test_ids_with_wrong_counts_are_dropped(tmp_path: Path) -> None:
         assert 'smetric_tokenizations_total{result="distrusted",source="engine"} 2.0' in page
 
 
-async def test_hanging_tokenizer_delays_request_by_lookup_deadline(
-    tmp_path: Path,
-) -> None:
+async def test_hanging_tokenizer_delays_request_by_lookup_deadline(tmp_path: Path) -> None:
     async with routing(tmp_path, deadline_s=0.1) as (router, engine, asked):
 
         async def deaf(call: Call) -> None:
