@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from smetric import __version__
-from smetric.errors import ConfigError
+from smetric.errors import ConfigError, did_you_mean
 
 #: Commands with their module in `smetric.cli` and the sentence that `smetric --help` prints.
 COMMANDS = {
@@ -83,8 +83,6 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from smetric.errors import did_you_mean
-
             meant = "" if args[0].startswith("-") else did_you_mean(args[0], COMMANDS)
             if not meant:
                 raise

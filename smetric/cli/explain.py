@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,10 +21,10 @@ from smetric.policy import Decision, Feature, Kind, PolicyError, RequestField
 from smetric.policy.explain import explain as explanation
 from smetric.policy.explain import lead
 from smetric.policy.testing import Situation
+from smetric.records.reader import Recorded, find, read_alone
+from smetric.records.replay import Judge, NotRecorded, policy_of
+from smetric.records.report import ending, why
 from smetric.tools.flip import smallest_changes
-
-if TYPE_CHECKING:
-    from smetric.records.reader import Recorded
 
 #: Largest snapshot, bytes: more than ten thousand instances take with all features.
 MAX_BYTES = 64 * 1024 * 1024
@@ -87,10 +87,6 @@ def _explain_made(
     decision: str, records: tuple[str, ...], admin: str, name: str | None, params: tuple[str, ...]
 ) -> str:
     """Explain a past decision, made again by its own policy or by the policy *name*, with *params* set."""
-    from smetric.records.reader import find
-    from smetric.records.replay import Judge, NotRecorded, policy_of
-    from smetric.records.report import ending, why
-
     settings = param_values(params)
     recorded = find(map(Path, records), decision) if records else _kept_by(admin, decision)
     if recorded is None:
@@ -114,8 +110,6 @@ def _explain_made(
 
 def _kept_by(admin: str, decision: str) -> Recorded:
     """Return the decision from the router at *admin*."""
-    from smetric.records.reader import read_alone
-
     status, document = ask(admin, "GET", f"/admin/decisions/{decision}/record")
     if status == 404:
         raise click.ClickException(f"decision {decision} is not among the last ones of {admin}; is there a --record?")

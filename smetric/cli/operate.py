@@ -20,6 +20,9 @@ from smetric.cli.policy import PolicySource, policy_named
 from smetric.config import load
 from smetric.config.credential import credential
 from smetric.errors import ConfigError
+from smetric.features import VOCABULARY
+from smetric.policy import PolicyError, PolicyText
+from smetric.policy import load as load_policy
 
 #: Exit code for a router that does not answer.
 UNREACHABLE = 3
@@ -234,10 +237,6 @@ def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, 
 
 def _libraries(source: PolicySource) -> dict[str, str]:
     """Return the libraries beside the policy that it uses. The router reports other faults of the policy."""
-    from smetric.features import VOCABULARY
-    from smetric.policy import PolicyError, PolicyText
-    from smetric.policy import load as compiled
-
     found: dict[str, str] = {}
 
     def library(name: str) -> PolicyText | None:
@@ -247,7 +246,7 @@ def _libraries(source: PolicySource) -> dict[str, str]:
         return text
 
     with contextlib.suppress(PolicyError):
-        compiled(source.text, VOCABULARY, path=source.path, libraries=library)
+        load_policy(source.text, VOCABULARY, path=source.path, libraries=library)
     return found
 
 

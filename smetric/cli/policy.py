@@ -34,7 +34,7 @@ from smetric.policy.testing import Coverage, TestResult, suite_of
 from smetric.policy.types import did_you_mean
 from smetric.routing.policy_files import decoded, further_tests, libraries_beside, policy_of
 from smetric.tools.bench import REQUESTS, ROUNDS, SIZES, Figure, figures
-from smetric.tools.prove import PROPERTIES, UnknownProperty, promised
+from smetric.tools.prove import PROPERTIES, UnknownProperty, counterexample, promised
 from smetric.tools.reference import REFERENCE_FORMATS
 
 _NONE: Mapping[str, float | str | bool] = {}
@@ -229,8 +229,6 @@ def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
 
 def _proven(each: Examined, properties: Collection[str]) -> Examined:
     """Return *each* with a counterexample for every promise that was found broken."""
-    from smetric.tools.prove import counterexample
-
     if each.policy is None:
         return each
     try:

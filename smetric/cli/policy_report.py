@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import click
@@ -17,9 +17,7 @@ from smetric.features import VOCABULARY
 from smetric.policy import Diagnostic, Policy, Severity
 from smetric.policy.diagnostic import position, report
 from smetric.policy.testing import TestResult
-
-if TYPE_CHECKING:
-    from smetric.tools.prove import Counterexample
+from smetric.tools.prove import Counterexample
 
 #: Characters that XML 1.0 forbids.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +14,10 @@ from smetric.cli.options import Percent, format_option, param_values, set_option
 from smetric.cli.policy import policy_named
 from smetric.errors import ConfigError
 from smetric.policy import Policy, PolicyError
-
-if TYPE_CHECKING:
-    from smetric.records.replay import Comparison
+from smetric.records import report
+from smetric.records.reader import Reading
+from smetric.records.replay import Comparison, Judges
+from smetric.records.replay import replay as run
 
 #: Value of `--against` for the record itself.
 RECORDED = "recorded"
@@ -64,8 +64,6 @@ def replay(
     Ends with 0, with 1 if they agree on less than --fail-under or a policy does not check, with 2 if a file is not a
     record or none holds a decision.
     """
-    from smetric.records import report
-
     settings = param_values(params)
     try:
         candidate = policy_named(policy).load(settings) if policy is not None else None
@@ -102,10 +100,6 @@ def _replayed(
     other: Policy | None,
 ) -> Comparison:
     """Compare decisions of *candidate*, else of the recorded policy, with those of *other*, else of the record."""
-    from smetric.records.reader import Reading
-    from smetric.records.replay import Comparison, Judges
-    from smetric.records.replay import replay as run
-
     for record in records:
         if not os.path.exists(record):
             raise ConfigError(f"{record}: no such file; give files that the setting `record` made")

@@ -147,6 +147,7 @@ def test_explain_record_as_it_was_decided(made: list[DecisionRecord], record: st
         account = explain(each.decision)
         assert result.stdout.startswith(account)
         assert "  flips at " in result.stdout[len(account) :]
+        assert "\nanswered 200 after 1.5 s; 64 of 100 prompt tokens were cached" in result.stdout
 
 
 def test_explain_record_with_other_parameters_or_policy(made: list[DecisionRecord], record: str) -> None:

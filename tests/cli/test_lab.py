@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +17,26 @@ from smetric.cli.lab import demo, emulate
 from smetric.errors import ConfigError
 
 pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def started(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
+    """Python with *arguments* and its standard output; it must end with 0 and an empty standard error."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            yield process, process.stdout
+            errors = await process.stderr.read()
+            await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, errors) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -43,28 +65,18 @@ def test_demo_checks_policies_before_it_plays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_demo_serve_until_a_signal(number: signal.Signals) -> None:
     arguments = ("-m", "smetric", "demo", "--serve", "--port", "0", "--admin-port", "0")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(30), aiohttp.ClientSession() as client:
-            words = (await process.stdout.readline()).decode().replace(",", "").split()
-            router, admin = [word for word in words if word.startswith("http://127.0.0.1:")]
-            body = {"model": "emulated", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
-            async with client.post(f"{router}/v1/chat/completions", json=body) as response:
-                assert response.status == 200
-                decision = response.headers["x-smetric-decision-id"]
-                assert (await response.json())["usage"]["completion_tokens"] == 4
-            async with client.get(f"{admin}/admin/decisions/{decision}") as response:
-                assert (await response.json())["policy"].startswith("smetric@")
-            process.send_signal(number)
-            printed, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert (process.returncode, errors) == (0, b"")
+    async with started(*arguments) as (process, output), aiohttp.ClientSession() as client:
+        words = (await output.readline()).decode().replace(",", "").split()
+        router, admin = [word for word in words if word.startswith("http://127.0.0.1:")]
+        body = {"model": "emulated", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+        async with client.post(f"{router}/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            decision = response.headers["x-smetric-decision-id"]
+            assert (await response.json())["usage"]["completion_tokens"] == 4
+        async with client.get(f"{admin}/admin/decisions/{decision}") as response:
+            assert (await response.json())["policy"].startswith("smetric@")
+        process.send_signal(number)
+        printed = await output.read()
     assert f"curl -si {router}/v1/chat/completions" in printed.decode()
 
 
@@ -79,18 +91,8 @@ smetric.cli.lab.demo(["--sessions", "1", "--policy", "smetric", "--policy", "loa
 
 
 async def test_demo_plays_each_policy_and_reports() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", TINY), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(30):
-            printed, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert (process.returncode, errors) == (0, b"")
-    text = printed.decode()
+    async with started("-c", TINY) as (_, output):
+        text = (await output.read()).decode()
     assert text.count(" 3 requests in ") == 3
     assert "smetric again, with LMCache's lookup" in text
     assert "2 of 2" in text
@@ -98,30 +100,19 @@ async def test_demo_plays_each_policy_and_reports() -> None:
 
 
 async def test_emulate_serves_every_instance_until_sigterm() -> None:
-    command = "from smetric.cli.lab import emulate; emulate()"
     arguments = ("--instances", "2", "--port", "0", "--served-model-name", "a", "--served-model-name", "b", "--lmcache")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(20), aiohttp.ClientSession() as client:
-            for _ in range(2):
-                line = (await process.stdout.readline()).decode()
-                assert line.startswith("emulated vLLM on http://127.0.0.1:")
-                async with client.get(line.split()[-1] + "/v1/models") as response:
-                    assert [model["id"] for model in (await response.json())["data"]] == ["a", "b"]
-            line = (await process.stdout.readline()).decode()
-            assert line.startswith("emulated LMCache on http://127.0.0.1:")
-            async with client.get(line.split()[-1] + "/instances") as response:
-                assert len((await response.json())["instances"]) == 2
-            process.send_signal(signal.SIGTERM)
-            _, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert (process.returncode, errors) == (0, b"")
+    command = ("-c", "from smetric.cli.lab import emulate; emulate()", *arguments)
+    async with started(*command) as (process, output), aiohttp.ClientSession() as client:
+        for _ in range(2):
+            line = (await output.readline()).decode()
+            assert line.startswith("emulated vLLM on http://127.0.0.1:")
+            async with client.get(line.split()[-1] + "/v1/models") as response:
+                assert [model["id"] for model in (await response.json())["data"]] == ["a", "b"]
+        line = (await output.readline()).decode()
+        assert line.startswith("emulated LMCache on http://127.0.0.1:")
+        async with client.get(line.split()[-1] + "/instances") as response:
+            assert len((await response.json())["instances"]) == 2
+        process.send_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
