@@ -236,8 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name} did not start: {error}", file=sys.stderr)
                 failed = True
         load = Load(folder)
-        if "smetric" in routers:
-            print(f"# prefix index: {load.warm(routers['smetric'])} blocks before the first round")
+        for name in ("smetric", "smetric-other"):
+            if name in routers:
+                print(f"# prefix index of {name}: {load.warm(routers[name])} blocks before the first round")
         print(
             f"# {options.rounds} rounds, interleaved; load average {os.getloadavg()[0]:.1f}; x against {options.base}"
         )
