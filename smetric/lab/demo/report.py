@@ -179,8 +179,8 @@ def _lmcache(play: Play) -> list[str]:
     found = decisions_by_source("lmcache", play)
     parts = [
         _fill(
-            "Some of the sessions. Cache hits are now answers of LMCache's coordinator (emulated, as the engines are) "
-            "to token ids of the engines' /tokenize, and not predictions of the router (prefix_index). "
+            "This play has some of the sessions. Its cache hits are answers of LMCache's coordinator (emulated, as the "
+            "engines are) to token ids of the engines' /tokenize, and not predictions of the router (prefix_index). "
             f"{len(found)} of {play.figures.followups} follow-ups use such an answer."
         )
     ]

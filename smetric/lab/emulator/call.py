@@ -74,6 +74,11 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
     return EngineError(400, message, "BadRequestError", param)
 
 
+def not_an_object(at: str, value: object) -> InvalidBodyError:
+    """Return the error of a value that must be an object."""
+    return InvalidBodyError("model_attributes_type", at, "Input should be a valid dictionary", value)
+
+
 def _kind_of(value: object) -> str:
     if value is None:
         return "None"
@@ -128,7 +133,7 @@ class Fields:
                 message = "Input should be a valid string, unable to parse raw data as a unicode string"
                 raise InvalidBodyError("string_unicode", "body", message, {}) from None
         if not isinstance(values, dict):
-            raise InvalidBodyError("model_attributes_type", "body", "Input should be a valid dictionary", values)
+            raise not_an_object("body", values)
         return cls(values)
 
     def required(self, name: str) -> Any:
@@ -168,8 +173,7 @@ class Fields:
         items: list[Any] = self._checked(name, (list,), "list_type", "list") or []
         for index, item in enumerate(items):
             if not isinstance(item, dict):
-                message = "Input should be a valid dictionary"
-                raise InvalidBodyError("model_attributes_type", f"{self.at}.{name}.{index}", message, item)
+                raise not_an_object(f"{self.at}.{name}.{index}", item)
         return items
 
     def nested(self, name: str) -> Fields:
@@ -198,21 +202,12 @@ class EmulatedCall:
 
     Args:
         prompts: packed tokens.
-        model: the name in the answer.
-        id: id of the answer.
-        created: seconds since the epoch.
         n: replies to each prompt.
         limit: most output tokens; None for the natural length of the reply.
         shortest: fewest output tokens.
         exact: the reply ends at the limit alone (`ignore_eos`).
-        seed: changes the reply.
         salt: separates cached prefixes.
-        stream: answer in events.
-        include_usage: a stream ends with usage.
-        continuous_usage: every event of a stream carries usage.
-        return_token_ids: answers carry token ids.
-        echo: Completions: repeat the prompt before the reply.
-        temperature: Responses repeats it.
+        echo: repeat the prompt before the reply (Completions).
     """
 
     prompts: Sequence[bytes]

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from smetric.lab.emulator.call import EmulatedCall, EngineLimits, Fields, InvalidBodyError, check_model, parse_call
+from smetric.lab.emulator.call import EmulatedCall, EngineLimits, Fields, check_model, not_an_object, parse_call
 from smetric.lab.emulator.instance import Choice, EmulatedAnswer, named_event
-from smetric.lab.emulator.prompt import BILLING, count, render
+from smetric.lab.emulator.prompt import BILLING, count, function_tool, render
 
 #: Kinds of blocks that the prompt leaves out.
 _SILENT_BLOCKS = ("thinking", "redacted_thinking", "tool_reference")
@@ -49,8 +49,7 @@ def _from_blocks(role: Any, blocks: list[Any], at: str) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         if not isinstance(block, dict):
-            message = "Input should be a valid dictionary"
-            raise InvalidBodyError("model_attributes_type", f"{at}.{index}", message, block)
+            raise not_an_object(f"{at}.{index}", block)
         kind = block.get("type")
         if kind == "tool_use":
             arguments = json.dumps(block.get("input") or {})
@@ -101,9 +100,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     schema = tool.get("input_schema")
     if isinstance(schema, dict) and "type" not in schema:
         schema = {**schema, "type": "object"}
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
-    options = {name: tool[name] for name in ("strict", "defer_loading") if tool.get(name) is not None}
-    return {"type": "function", "function": {**function, **options}}
+    return function_tool(tool, tool.get("name"), schema)
 
 
 def parse_message(fields: Fields, limits: EngineLimits) -> EmulatedCall:

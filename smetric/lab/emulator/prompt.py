@@ -15,7 +15,7 @@ from typing import Any
 
 from xxhash import xxh3_64_digest
 
-from smetric.lab.emulator.call import Fields, InvalidBodyError, bad_request
+from smetric.lab.emulator.call import Fields, InvalidBodyError, bad_request, not_an_object
 from smetric.lab.store import TOKEN_BYTES
 
 #: Every id is below this.
@@ -163,7 +163,7 @@ def _piece(part: Any, at: str) -> str | bytes | None:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        raise InvalidBodyError("model_attributes_type", at, "Input should be a valid dictionary", part)
+        raise not_an_object(at, part)
     kind = part.get("type", "text")
     if not isinstance(kind, str):
         raise InvalidBodyError("string_type", at, "Input should be a valid string", kind)
@@ -204,6 +204,13 @@ def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
         function["defer_loading"] = loading
     made = {"type": "function", "function": function}
     return made if deferred is None else {**made, "defer_loading": deferred}
+
+
+def function_tool(tool: dict[str, Any], name: Any, parameters: Any) -> dict[str, Any]:
+    """Return a tool of another API in Chat Completions form."""
+    function = {"name": name, "description": tool.get("description"), "parameters": parameters}
+    options = {option: tool[option] for option in ("strict", "defer_loading") if tool.get(option) is not None}
+    return {"type": "function", "function": {**function, **options}}
 
 
 def _system_first(messages: list[_Prepared]) -> list[_Prepared]:

@@ -14,10 +14,11 @@ from smetric.lab.emulator.call import (
     InvalidBodyError,
     check_model,
     new_id,
+    not_an_object,
     parse_call,
 )
 from smetric.lab.emulator.instance import Choice, EmulatedAnswer, EmulatedGeneration, named_event
-from smetric.lab.emulator.prompt import render
+from smetric.lab.emulator.prompt import function_tool, render
 
 #: States of a last item that the reply continues.
 _OPEN = ("in_progress", "incomplete")
@@ -47,8 +48,7 @@ def chat_of(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]],
         raise InvalidBodyError("string_type", "body.input", "Input should be a valid string", items)
     for index, item in enumerate(items):
         if not isinstance(item, dict):
-            message = "Input should be a valid dictionary"
-            raise InvalidBodyError("model_attributes_type", f"body.input.{index}", message, item)
+            raise not_an_object(f"body.input.{index}", item)
         _add(item, chat)
     is_open = bool(items) and items[-1].get("type", "message") in ("message", "reasoning")
     return chat, _tools(fields.objects("tools")), is_open and items[-1].get("status") in _OPEN
@@ -103,19 +103,15 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for tool in tools:
         kind = tool.get("type")
         if kind == "function":
-            made.append(_function(tool, tool.get("name")))
+            made.append(function_tool(tool, tool.get("name"), tool.get("parameters")))
         elif kind == "custom":
-            made.append(_function({**tool, "parameters": _FREEFORM}, tool.get("name")))
+            made.append(function_tool(tool, tool.get("name"), _FREEFORM))
         elif kind == "namespace":
             inner = [each for each in Fields(tool, "body.tools").objects("tools") if each.get("type") == "function"]
-            made += [_function(each, f"{tool.get('name')}__{each.get('name')}") for each in inner]
+            made += [
+                function_tool(each, f"{tool.get('name')}__{each.get('name')}", each.get("parameters")) for each in inner
+            ]
     return made
-
-
-def _function(tool: dict[str, Any], name: Any) -> dict[str, Any]:
-    function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
-    options = {option: tool[option] for option in ("strict", "defer_loading") if tool.get(option) is not None}
-    return {"type": "function", "function": {**function, **options}}
 
 
 def no_such_response(response_id: str) -> EngineError:
