@@ -207,7 +207,7 @@ class Attempt:
 
 
 class Exchange:
-    """One request and its answer; the module's text has the order of calls."""
+    """One request and its answer; the module docstring has the order of calls."""
 
     __slots__ = (
         "_ended",

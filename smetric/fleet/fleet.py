@@ -96,7 +96,7 @@ class Fleet:
         self.health = health or Health(self.instances, clock=clock)
         self.clock = clock
         self._measures: dict[str, Measure] = {}
-        #: Decisions whose candidates were taken whatever their health, as too few were healthy.
+        #: Decisions on candidates that include unhealthy ones, because too few were healthy (panic).
         self.panics = 0
         #: Candidates by model, valid while nothing that makes an instance a candidate changes.
         self._candidates: dict[str, Candidates] = {}
@@ -135,8 +135,8 @@ class Fleet:
         """Return the instances that may serve *model*: healthy, not draining, not excluded, preferably not
         deprioritized.
 
-        If fewer than the tolerated share are healthy, our view is more likely wrong than all engines; then all are
-        candidates (panic) except those that refuse connections, which is a fact. Those too if no other one is left.
+        If fewer than the tolerated share are healthy, a wrong view is more likely than a failure of that many engines.
+        Then all are candidates (panic), except those that refuse connections; if no other one is left, those too.
 
         Raises:
             NoCandidate: 404 if every instance's models are known and none serves *model*; 503 if all that serve it are

@@ -37,7 +37,7 @@ FEWEST = 5
 FRESH_S = 60.0
 #: Cost of a first token beside prefill, in tokens of prefill. Without it, short prompts would look slow.
 BASE_TOKENS = 512
-#: An instance that answers within so many seconds is never slow.
+#: An instance whose first token comes within this many seconds is never slow.
 NOTICED_S = 0.25
 #: Seconds between two comparisons.
 EVERY_S = 1.0
@@ -173,7 +173,7 @@ class _Vitals:
     warming_since: float | None = None
 
     def state(self, *, ejected: bool, stopping: bool) -> State:
-        """Return its state; what lasts longest comes first."""
+        """Return its state; if several apply, the one that usually lasts longest."""
         if self.drained:
             return State.DRAINING
         if self.refuses:
@@ -242,7 +242,7 @@ class Health:
     # ── requests ─────────────────────────────────────────────────────────────
 
     def succeeded(self, instance: Instance) -> None:
-        """Record a good answer, to its end."""
+        """Record a good and complete answer."""
         vitals = self._vitals[instance]
         vitals.failures = vitals.suspicions = vitals.aborts = 0
         if vitals.refuses:

@@ -242,9 +242,10 @@ class DecisionRecord:
         return None if hit is None else int(hit)
 
     def as_counted(self, tokens: int, prompt_tokens: int) -> int:
-        """Convert *tokens* of the prompt to the count of an instance that counts *prompt_tokens* in all of it.
+        """Scale *tokens*, a part of the prompt as the router estimates it, to a prompt of *prompt_tokens*.
 
-        The router's estimates have right shares and wrong counts: a hit could exceed its prompt.
+        *prompt_tokens* is the instance's own count. The router's estimates have right shares and wrong counts: without
+        scaling, a hit could exceed its prompt.
         """
         if self.tokens_source == "exact":
             return tokens

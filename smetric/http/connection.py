@@ -32,7 +32,7 @@ HIGH_WATER = 256 * 1024
 #: reset could overtake the response.
 LINGER_S = 1.0
 LINGER_BYTES = 4 * 1024 * 1024
-#: Seconds in which a client must take what is buffered of a broken response, or answer a TLS goodbye.
+#: Seconds in which a client must take the buffered part of a broken response, or answer a TLS close_notify.
 CLOSE_TIMEOUT_S = 2.0
 #: Seconds in which a connection that ends may still bring a request, which may be on its way already.
 LAST_REQUEST_S = 0.5
@@ -163,9 +163,9 @@ class Connection(asyncio.Protocol):
         self.is_closing = self._has_left = False
         self._is_paused = False
         self._disconnect_timer: asyncio.TimerHandle | None = None
-        #: The client takes less than it is sent.
+        #: Back-pressure: the client reads more slowly than it is sent data.
         self.is_full = False
-        #: The future on which a response waits meanwhile.
+        #: The future on which a response waits during back-pressure.
         self._drain: asyncio.Future[None] | None = None
         #: When the next request, or the rest of its head, is due; 0 for a head that has just begun.
         self._deadline = 0.0
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
         self._lost(self)
 
     def pause_writing(self) -> None:
-        """Note that the client takes less than it is sent."""
+        """Note back-pressure: the client reads more slowly than it is sent data."""
         self.is_full = True
 
     def resume_writing(self) -> None:
@@ -419,7 +419,7 @@ class Connection(asyncio.Protocol):
             self._take_up(turn)
 
     def _failed(self, transaction: Transaction) -> None:
-        """Answer 500, or break off a response that is not whole in a way that shows it."""
+        """Answer 500. If the response has begun, close so that the client notices that it is incomplete."""
         self._current = None
         stage, transaction.stage = transaction.stage, ENDED
         if stage is WAITING:
@@ -429,7 +429,7 @@ class Connection(asyncio.Protocol):
             return
         if transaction.ends_by_close:  # an orderly close would make it look whole
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            if not self.transport.can_write_eof():  # TLS would say goodbye first
+            if not self.transport.can_write_eof():  # TLS would send its close_notify first
                 self.transport.abort()
         self._close(CLOSE_TIMEOUT_S)
 
@@ -501,7 +501,7 @@ class Connection(asyncio.Protocol):
             self._close_timer = self._loop.call_at(deadline, self._check_deadline)
 
     def _check_deadline(self) -> None:
-        """Close, or answer 408, if no request came in time. The deadline moves without its timer, which costs more."""
+        """Close, or answer 408, if no request came in time; if the deadline has moved, set the timer to it."""
         self._close_timer = None
         if self._current is not None or self.discards_input:
             return
@@ -561,7 +561,7 @@ class Connection(asyncio.Protocol):
         self._cancel_close_timer()
         transport = self.transport
         if not transport.get_write_buffer_size() and _polled(transport, select.POLLOUT):
-            # The system has it all. A TLS client may leave our goodbye unanswered, or unread.
+            # The system has it all. A TLS client may not answer our close_notify, or not read it.
             grace_s = min(grace_s, CLOSE_TIMEOUT_S)
         transport.close()
         self._close_timer = self._loop.call_later(grace_s, transport.abort)

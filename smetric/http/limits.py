@@ -1,4 +1,4 @@
-"""HttpLimits on requests and connections, the check of a request's head, and the response to a refused request."""
+"""Limits on requests and connections, the check of a request's head, and the response to a refused request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import httptools
 from smetric.errors import HttpError, RequestError
 from smetric.http.headers import MOST_DIGITS, Scope, retry_fields
 
-#: Bytes that a body's framing may take, as a multiple of the body, beyond what a head may take.
+#: Bytes that the framing of a body may take, as a multiple of the body; the limit of a head is added.
 FRAMING_SHARE = 16
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 #: Fields that may stand only once: servers differ on which of two values counts.
@@ -28,7 +28,7 @@ _HASH = ord("#")
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """HttpLimits on one request, on an idle connection, and on the number of connections; bytes and seconds."""
+    """Limits on one request, on an idle connection, and on the number of connections; bytes and seconds."""
 
     body_bytes: int = 32 * 1024 * 1024
     header_count: int = 100

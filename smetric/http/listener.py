@@ -51,13 +51,13 @@ async def serve_port(
     drain_s: float,
     tls: Tls | None = None,
 ) -> None:
-    """Serve *handler* on *sock* until *stop* returns, then let what is under way end within *drain_s* seconds.
+    """Serve *handler* on *sock* until *stop* returns, then wait for running requests for at most *drain_s* seconds.
 
     Args:
         handler: the application; its lifespan spans that of the port.
         sock: listens already; it is closed in the end.
         stop: returns when no more connections are to be accepted.
-        drain_s: after which what is under way is cancelled, seconds.
+        drain_s: seconds after which running requests are cancelled.
         tls: certificate, whose files are watched; None for plain HTTP.
 
     Raises:
@@ -164,7 +164,7 @@ class PortListener:
         )
 
     async def drain(self, within_s: float) -> None:
-        """Accept no more connections and wait until those there are have ended, for at most *within_s* seconds."""
+        """Accept no more connections and wait for the open ones to end, for at most *within_s* seconds."""
         waiting = self._stop_accepting()
         self._is_ending = True
         for connection in self._open:
@@ -179,7 +179,7 @@ class PortListener:
                     await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """Cancel what is under way and close all connections."""
+        """Cancel running requests and close all connections."""
         for sock in self._stop_accepting():
             sock.close()
         tasks = self._tasks | {each.task for each in self._open if each.task is not None}
@@ -241,7 +241,7 @@ class PortListener:
             task.add_done_callback(self._tasks.discard)
 
     def _has_room(self) -> bool:
-        """Return whether a connection may begin its TLS handshake, be it to be answered 503."""
+        """Return whether a connection may begin its TLS handshake; if the port is full, to be answered 503."""
         number, most = self.count()
         if number < most + TOLD:
             return True

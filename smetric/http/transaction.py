@@ -31,7 +31,7 @@ _FRAMING_FIELDS = frozenset({b"connection", b"transfer-encoding", b"content-leng
 #: Least seconds between two checks of the deadlines: many that pass one after the other cost no more than a few.
 GRAIN_S = 0.01
 #: If the timer fires more than LATE_S late, the process was suspended or busy. The deadline is extended by RESUMED_S,
-#: as what was waited for may have come meanwhile, and is read only now.
+#: because the awaited data may have arrived during the pause and is read only now.
 LATE_S, RESUMED_S = 1.0, 1.0
 
 

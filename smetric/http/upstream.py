@@ -190,7 +190,7 @@ class Destination(Protocol):
 
     @property
     def key(self) -> Secret | None:
-        """Key to show in place of the client's; None: the client's passes."""
+        """API key to send in place of the client's; None: the client's is passed on."""
 
 
 class Upstream:

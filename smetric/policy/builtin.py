@@ -185,7 +185,7 @@ def norm(values: Sequence[float], over: Sequence[float]) -> list[float]:
 
 
 def share(values: Sequence[float], over: Sequence[float]) -> list[float]:
-    """*values*, none below 0, by the sum of *over*; equal shares if that is 0."""
+    """Return *values*, none of which is negative, divided by the sum of *over*; equal shares if the sum is 0."""
     total = math.fsum(over)
     if total == 0:
         return [1.0 / len(over)] * len(values)

@@ -308,7 +308,7 @@ class Decision:
         return None if at is None or self.score is None else self.share_behind(at, self.score)
 
     def share_behind(self, index: int, score: Sequence[float]) -> float:
-        """The distance between the *score* of candidate *index* and that of the chosen one, by the larger of both."""
+        """The difference between the *score* of candidate *index* and the chosen one's, over the larger of both."""
         mine, other = score[self.index], score[index]
         return 0.0 if mine == other else abs(other - mine) / max(abs(mine), abs(other))
 

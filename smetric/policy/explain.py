@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _INDENT = "    "
 _GAP = "    "
-#: The number of candidates that the full account lists in their own order; of more, it lists the best.
+#: Up to this number, the full account lists all candidates in their own order; beyond it, only the best ones.
 _ROWS = 32
 #: A comparison as the text shows it if it held, and if it failed.
 _SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">"}

@@ -117,9 +117,10 @@ def wasted_lookups(steps: Sequence[CheckedStep], vocabulary: Vocabulary) -> list
 
 
 def _certain(steps: Sequence[CheckedStep], vocabulary: Vocabulary) -> list[list[frozenset[str]]]:
-    """Return, for each step, the names read for certain from each of its guards on, then behind the last.
+    """Return for each step one set of names per guard, and one more for the end of its guards.
 
-    A guard on a request field that may be unknown can fail before it reads anything.
+    A set holds the names that every decision reads once it has come that far. A guard on a request field that may be
+    unknown can fail before it reads anything.
     """
     unknowable = frozenset(f"req.{name}" for name, word in vocabulary.request.items() if word.may_be_unknown)
     certain: list[list[frozenset[str]]] = []

@@ -307,7 +307,7 @@ class Type:
         return replace(self, must=must, may=NOTHING.union(*(each.may for each in types)))
 
     def perhaps(self, *types: Type) -> Type:
-        """Return this type as perhaps computed from values of *types* too."""
+        """Return this type for a value that may also be computed from values of *types*."""
         return replace(self, may=self.may.union(*(each.may for each in types)))
 
     def __str__(self) -> str:

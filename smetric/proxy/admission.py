@@ -1,4 +1,4 @@
-"""Admission: which requests are let in, which of them wait, and for what.
+"""Admission: lets requests in, refuses them, and makes them wait.
 
 A request that was let in waits for one of two reasons: a rule of the policy holds it, or none of the slots that
 `overload.in_flight` allows is free. The load of the router itself is measured in `overload.py`.
@@ -220,7 +220,7 @@ class WaitingRoom:
         self._move(permit, PermitState.SERVED if permit.state.has_slot else PermitState.ADMITTED)
 
     def end(self, permit: Permit) -> None:
-        """Count *permit* no longer."""
+        """Stop counting *permit*."""
         self._move(permit, PermitState.ENDED)
 
     def load_changed(self) -> None:
@@ -577,7 +577,7 @@ def admission_of(settings: Settings, fleet: Fleet, metrics: Metrics) -> Admissio
 
 
 class Saturation:
-    """Saturation of the instances and of the router, for autoscalers: 1 is full, more is asked for above 1.
+    """Saturation of the instances and of the router, for autoscalers: 1 is full; above 1, demand exceeds capacity.
 
     Args:
         fleet: the instances.
@@ -618,7 +618,7 @@ class Saturation:
         return max(values)
 
     def router(self) -> float:
-        """Return the saturation of the router: its largest share of a bound from which on it refuses."""
+        """Return the saturation of the router: usage over limit, for the limit that is nearest to being reached."""
         admission, (connections, most) = self._admission, self._connections()
         shares = [*admission.overload.shares.values(), admission.bytes / admission.most_bytes]
         if most:

@@ -120,7 +120,7 @@ class BodyScreen:
         return ScreenedBody(body, is_plain, places)
 
     def _deepest(self, places: list[int]) -> tuple[int, int]:
-        """Return how many of *places* lead up to the deepest one seen before, and the finding there."""
+        """Return the number of leading *places* up to the last one seen before, and the finding kept for it."""
         for number in range(len(places), 0, -1):
             found = self._seen.get(places[number - 1])
             if found is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from smetric.sources.prefix_index.tokens import TokenPrefixIndex
     from smetric.sources.shared.peers import Peers
 
-#: The index of text gets one part in so many of the prefix index's memory if there is one of token ids as well.
+#: The index of text gets 1 / TEXT_SHARE of the prefix index's memory if there is an index of token ids as well.
 TEXT_SHARE = 4
 
 

@@ -138,7 +138,7 @@ class Activity(Listener):
         self._ended: deque[DecisionRecord] = deque(maxlen=most)
 
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
-        """Note a decision; the one before it, which has failed, has ended."""
+        """Note a decision. An earlier decision on the same request has ended, as its attempt has failed."""
         if exchange.previous is not None:
             self._ended.append(exchange.previous)
         self._decided.append(record)

@@ -120,7 +120,7 @@ class _CountingExporter(SpanExporter):
 
 
 def exporter_of(kind: str, environ: Mapping[str, str]) -> SpanExporter:
-    """Build the exporter *kind*, by the name that it is installed by.
+    """Build the exporter *kind*, one of ours or the name of an installed one.
 
     Raises:
         ConfigError: it is not installed.

@@ -1,4 +1,4 @@
-"""Metrics that are computed when the page is rendered; `metrics` counts what passes.
+"""Metrics that are computed when the page is rendered; `metrics` has those that events change.
 
 The functions run in a thread, so they work on copies of lists that the event loop changes.
 """

@@ -1,4 +1,4 @@
-"""Prometheus metrics of what passes, and the page of all metrics.
+"""Prometheus metrics that events change, and the page of all metrics.
 
 `gauges` computes the metrics that are read when the page is rendered. Names, labels and help are those of `names`. No
 label value comes from a client, and no metric has more than `MAX_SERIES` series.
@@ -32,7 +32,7 @@ from smetric.fleet.record import DecisionRecord, Shadowed
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
 
-#: Series of one metric; what comes then counts in one whose labels say `other`.
+#: Most series of one metric. Values of further label values are added to one series, whose labels are `other`.
 MAX_SERIES = 4096
 OTHER = "other"
 #: Seconds that a rendered page is served again: 2,000 samples take 15 ms to render.

@@ -157,7 +157,7 @@ class GuardOutcomes:
         #: By policy and statement, how many decisions stopped at which guard: the last place but one is for decisions
         #: that passed all guards, the last for a filter that was ignored.
         self._stops: dict[Policy, list[list[int]]] = {}
-        #: Counts of policies that are gone, by policy, rule, guard and whether it held.
+        #: Counts of earlier policies, by policy, rule, guard and whether it held.
         self._past: Tally[tuple[str, str, str, str]] = Tally()
 
     def decided(self, decision: Decision) -> None:
@@ -180,7 +180,8 @@ class GuardOutcomes:
     def collect(self) -> Iterator[Metric]:
         """Yield the metric, with the latest policies first; may run in another thread."""
         total: Tally[tuple[str, str, str, str]] = Tally()
-        stops, past = list(self._stops.items()), dict(self._past)  # at one time: what goes meanwhile is in one of them
+        # Copied without a pause: counts that move from one to the other are in one of the copies.
+        stops, past = list(self._stops.items()), dict(self._past)
         for policy, rows in reversed(stops):
             total.update(_summed(policy, rows))
         total.update(past)
@@ -285,7 +286,7 @@ def _guard(decision: Decision, source: int) -> str:
 
 
 class ServiceLevel:
-    """Objective of a stream: the paper's goodput counts the tokens of the streams within it.
+    """Service level objective of a stream. The paper's goodput counts the tokens of the streams that meet it.
 
     A stream of L prompt tokens meets it if its first token came within `ttft_base_s + ttft_token_s × L` of its arrival
     and its others, on average, within `tpot_s` of each other. A stream that broke off, or that the router refused,

@@ -1,8 +1,8 @@
 """Spans of requests, decisions and attempts, made late from the record.
 
 Whether a trace is kept is decided once, when the outcome of the decision is known and before the request is sent. The
-spans themselves are made at the end of the exchange, with the times they really had: nobody waits for them then, and
-the end may show that an unkept request went wrong. Spans hold no text of a prompt and no session id.
+spans themselves are made at the end of the exchange, with their true times. By then no client waits, and the end may
+show that an unkept request went wrong. Spans hold no text of a prompt and no session id.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 
 
 class KeepSampler(Sampler):
-    """Sampler that keeps unusual requests, and asks another one about the rest.
+    """Sampler that keeps unusual requests and leaves the others to another sampler.
 
     Args:
         inner: the sampler of `OTEL_TRACES_SAMPLER`.
-        keep: what is kept whatever *inner* says, of `names.KEPT`.
-        keep_over_parent: also where the caller that is continued does not record; its trace is a fragment then.
+        keep: outcomes that are kept whatever *inner* decides, of `names.KEPT`.
+        keep_over_parent: keep them also if the caller does not record its trace, which is then only a fragment.
     """
 
     def __init__(self, inner: Sampler, keep: frozenset[str], keep_over_parent: bool) -> None:
@@ -107,7 +107,7 @@ class KeepSampler(Sampler):
 
 
 class LateSpan(ReadableSpan, Span):
-    """Span that is made when it has ended.
+    """Finished span: made with its end, once the exchange is over.
 
     A processor may still change it in `on_start`. The SDK's own span checks each attribute, takes locks and asks the
     sampler again: 85 µs more a span.
@@ -208,8 +208,8 @@ class Spans(Listener):
         tracer: makes spans.
         propagator: reads and writes trace headers.
         instances: all instances, for the counts on a `route` span.
-        keep: what is kept whatever the sampler says, of `names.KEPT`.
-        keep_over_parent: also where the caller that is continued does not record.
+        keep: outcomes that are kept whatever the sampler decides, of `names.KEPT`.
+        keep_over_parent: keep them also if the caller does not record its trace.
         baggage: reads the baggage of a trusted peer from its headers, to be passed on; None for no baggage.
         candidates: candidates that a decision span shows at most.
         ui_hints: add the attributes by which tracing UIs lay a span out.
@@ -305,7 +305,7 @@ class Spans(Listener):
             self._note_route(trace, record)
 
     def _note_route(self, trace: _Trace, record: DecisionRecord) -> None:
-        """Remember what a `route` span needs of this tick."""
+        """Keep the values that the `route` span needs, as they are now."""
         record.is_traced = True
         instances, decision = self.instances(), record.decision
         left_out = _left_out(decision, instances, record.request.model) if decision is not None else ""

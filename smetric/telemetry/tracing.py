@@ -1,4 +1,4 @@
-"""Tracing as `OTEL_*` say: provider, exporters and propagators of the SDK, and the end of the export.
+"""Tracing, configured by `OTEL_*`: provider, exporters and propagators of the SDK, and the end of the export.
 
 Without an exporter tracing is off: the SDK is not imported, and the trace context of trusted peers passes on as it
 came. The spans themselves are made in `spans.py`.
@@ -62,8 +62,8 @@ class Tracing:
             from the process's environment by itself.
         candidates: candidates that a decision span shows at most.
         ui_hints: add the attributes by which tracing UIs lay a span out.
-        keep: what is recorded whatever the sampler says, of `names.KEPT`.
-        keep_over_parent: also where the caller that is continued does not record.
+        keep: outcomes that are recorded whatever the sampler decides, of `names.KEPT`.
+        keep_over_parent: keep them also if the caller does not record its trace.
         resource: more resource attributes, e.g. the policy at start.
 
     Raises:
@@ -295,7 +295,7 @@ def traced_id(headers: Headers) -> str:
     return match[1].decode()
 
 
-# ── what `OTEL_*` say, without the SDK ───────────────────────────────────────
+# ── settings in `OTEL_*`, without the SDK ────────────────────────────────────
 
 
 def exporter_kinds(environ: Mapping[str, str]) -> list[str]:

@@ -46,7 +46,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 #: Timeout of a single answer of a replay, and of a whole replay, in seconds. Engines poll that socket every 100 ms.
 REPLAY_SILENCE_S = 2.0
 REPLAY_S = 30.0
-#: Most replays of one gap: the engine's socket drops what it cannot send at once.
+#: Most replays of one gap. Several may be needed: the engine's socket drops messages that it cannot send at once.
 REPLAY_TRIES = 5
 #: Seconds after which a broken connection that ZeroMQ does not retry is made anew.
 RECONNECT_S = 5.0

@@ -27,7 +27,7 @@ from smetric.sources.client import Breaker, PlainSession, is_plain, read_within
 MAX_TOKENS = 1_000_000
 #: Prompts above this many tokens are encoded, and their answers decoded, in a thread.
 INLINE_TOKENS = 8192
-#: Largest answer that is read, in bytes, whatever the question.
+#: Largest answer that is read, in bytes, for any question.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 #: Most connections to the service.
 MAX_CONNECTIONS = 64

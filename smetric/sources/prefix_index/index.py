@@ -27,7 +27,7 @@ from smetric.sources.source import Cells, Source
 
 #: Most blocks that a reply is entered as.
 MOST_REPLY_BLOCKS = 16_384
-#: Bytes the index may take before it evicts what was sent longest ago.
+#: Bytes the index may take before it evicts the blocks that were sent longest ago.
 MAX_BYTES = 64 * 1024 * 1024
 #: Seconds after which a miss counts as one even if the instance was not watched from its start.
 WARM_UP_S = 600.0
@@ -255,7 +255,7 @@ class CacheModel:
             and self.held.entered - (self._entered_then or 0) >= capacity
             and self.sure_at > -math.inf
         ):
-            # Engines evict what was used longest ago, so everything from before is gone by now.
+            # A whole capacity was entered since, and engines evict the oldest blocks first: nothing earlier is left.
             self.sure_at = -math.inf
             self._table.surprises += 1
         return runs

@@ -68,7 +68,7 @@ ASKED_AT_A_TIME = 4
 EVERY_S = 5.0
 #: Senders remembered; each restart of a router is a new one.
 MAX_SENDERS = 1024
-#: Seconds of silence after which a sender is gone and places nothing any more.
+#: Seconds of silence after which a sender counts as gone: it places nothing any more.
 GONE_S = 600.0
 #: Responses of a router of another release, with another token, or without peers.
 REFUSALS = frozenset(f"status {status}" for status in (400, 401, 403, 404, 405))
