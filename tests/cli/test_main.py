@@ -80,7 +80,7 @@ def started(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
 def test_ctrl_c_ends_a_command_with_130(tmp_path: Path) -> None:
     pipe = tmp_path / "smetric.yaml"
     os.mkfifo(pipe)
-    with started("config", "show", "--config", str(pipe)) as process, pipe.open("w"):  # from here on it reads
+    with started("config", "show", "--config", str(pipe)) as process, pipe.open("w"):  # it reads from here on
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
     assert process.returncode in (130, -signal.SIGINT)  # to a shell both are 130
@@ -155,7 +155,7 @@ def test_output_escapes_what_the_encoding_lacks() -> None:
     assert "\\u2717 req.turn != 0 (req.turn is 0)   · not_overloaded" in done.stdout.decode("latin-1")
 
 
-#: Runs a command as the shell does, then writes what descriptors 0 to 2 are into a file.
+#: Program that runs a command, then writes the kinds of descriptors 0 to 2 into a file.
 PROGRAM = """
 import os, sys
 from smetric.cli import main

@@ -22,7 +22,7 @@ from tests.ports import free_port
 
 
 class Admin(http.server.BaseHTTPRequestHandler):
-    """What is no router's admin port, and knows no decision."""
+    """HTTP server that is not an admin port, with a few replies for decisions."""
 
     answers: ClassVar = {
         "/admin/decisions/01GONE/record": (404, b'{"error": "no such decision"}'),
@@ -45,7 +45,7 @@ class Admin(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_config_schema_is_json_schema() -> None:
 
 
 async def examined(*arguments: str) -> Result:
-    """The command, in a thread with a loop of its own."""
+    """Run `smetric doctor` in a thread with a loop of its own."""
     return await asyncio.to_thread(CliRunner().invoke, main, ("doctor", *arguments))
 
 

@@ -457,7 +457,7 @@ def test_fmt_failed_write_leaves_the_file(ugly: Path, monkeypatch: pytest.Monkey
 
 
 def test_fmt_without_room_for_a_draft_leaves_the_file(ugly: Path) -> None:
-    """As on a file system that may only be read; here the longest name leaves no room for another."""
+    """The longest file name leaves no room for that of a draft, as a read-only file system leaves none."""
     longest = ugly.with_name("n" * 248 + ".policy")
     ugly.rename(longest)
     result = run("fmt", str(longest))

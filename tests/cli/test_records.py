@@ -92,7 +92,7 @@ def test_replay_json_is_complete(record: Path) -> None:
 
 
 class Page(HTMLParser):
-    """The elements of a page and what they refer to."""
+    """Parser that collects the elements of a page and their links."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_replay_html_is_self_contained(record: Path, tmp_path: Path) -> None:
     assert not re.search(r"https?:|url\(|@import|<script", text)
     assert "prefers-color-scheme: dark" in text
     assert page.seen.count("rect") == 2 * 4
-    assert page.seen.count("pre") == 2 * 2  # of each kind of move one example, from both sides
+    assert page.seen.count("pre") == 2 * 2  # an example of each kind of move, from both sides
     assert "gpu-3" in text
 
 

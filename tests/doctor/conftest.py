@@ -10,7 +10,7 @@ from tests.doctor.lab import Lab, set_up
 
 @pytest.fixture
 async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
-    """A set-up that is well, and a doctor who does not wait long for what does not come."""
+    """A set-up without faults; the checks have short timeouts."""
     monkeypatch.setattr(knowledge, "CONNECT_S", 0.5)
     monkeypatch.setattr(knowledge, "ARRIVES_S", 0.5)
     monkeypatch.setattr(lmcache, "FOUND_WITHIN_S", 0.5)

@@ -74,7 +74,7 @@ class Front:
         self.edits[path] = put
 
     def edit_json(self, path: str, change: Callable[[Any], None]) -> None:
-        """Let *change* work on the answers of *path*."""
+        """Change the JSON answers of *path* by *change*."""
 
         def put(body: bytes) -> bytes:
             value = orjson.loads(body)
@@ -213,7 +213,7 @@ async def set_up() -> AsyncIterator[Lab]:
 
 
 def listening(lab: Lab, *ends: KvEngine, **fields: Any) -> Settings:
-    """Settings that listen to *ends*."""
+    """Return settings that listen to *ends*."""
     return replace(
         lab.settings,
         instances=tuple(

@@ -16,20 +16,20 @@ from tests.doctor.lab import Edit, Lab, told
 from tests.fakes import Call, FakeEngine
 
 
-def circle(lab: Lab) -> None:
+def listen_at_second_engine(lab: Lab) -> None:
     _, second = lab.settings.instances
     port = int(lab.fronts[1].url.rpartition(":")[2])
     lab.set(listen=Listen(port=port), instances=(second,))
 
 
 async def test_instances_check_finds_the_router_itself(lab: Lab) -> None:
-    circle(lab)
+    listen_at_second_engine(lab)
     found = await lab.findings()
     assert ("instances", True) in [(check, "this router itself listens" in finding.what) for check, finding in found]
 
 
 async def test_instances_check_accepts_the_same_port_at_another_address(lab: Lab) -> None:
-    circle(lab)
+    listen_at_second_engine(lab)
     lab.set(listen=replace(lab.settings.listen, host="127.0.0.2"))
     assert await lab.is_fine()
 

@@ -76,7 +76,7 @@ async def test_kv_events_check_finds_engines_at_one_address(lab: Lab) -> None:
     async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
 
         async def others() -> None:
-            """The numbers of two more engines, in turns."""
+            """Publish the message numbers of two more engines in turns."""
             for number in range(1000):
                 payload = msgspec.msgpack.encode([2e9 + number, [stored([1] * 9)], 0])
                 await one.send_frames(b"", (900 - number if number % 2 else 5).to_bytes(8, "big"), payload)
@@ -97,7 +97,7 @@ def keep_in(folder: Path, lab: Lab) -> None:
 
 
 async def kept(folder: Path) -> Path:
-    """A file as a router writes it."""
+    """Write a file of the index as a router does, and return its path."""
     instance, kept = Instance("e0", "http://e0"), PrefixIndex()
     instance.started_at = 1000.0
     kept.placed(instance, array("Q", range(100)))

@@ -39,7 +39,7 @@ from tests.ports import free_port
 
 @asynccontextmanager
 async def beside(lab: Lab, token: str = "", **fields: Any) -> AsyncIterator[Application]:
-    """A router that runs, with other settings in *fields*; the lab's names it as its peer."""
+    """A running router with other settings in *fields*; the lab has it as a peer."""
     admin, peers = Admin(port=free_port()), PeersSettings(urls=("http://127.0.0.1:9",), token=token)
     other = replace(lab.settings, listen=Listen(port=free_port()), admin=admin, peers=peers, **fields)
     router, stop = Application(other, environ={}), asyncio.Event()

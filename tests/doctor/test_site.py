@@ -33,7 +33,7 @@ async def test_is_own_compares_addresses_and_ports(ip: str, host: str, is_it: bo
 
 
 async def answered(engine: FakeEngine) -> str:
-    """Why there is no answer; empty if there is one."""
+    """Return why there is no reply; empty if there is one."""
     await engine.start()
     try:
         async with SiteClient() as client:
@@ -97,5 +97,5 @@ async def test_look_reads_two_ranks_and_tolerates_missing_answers() -> None:
 
 
 def test_reply_clock_is_compared_at_arrival() -> None:
-    """An engine's metrics may take a minute more than its health, whose date it is."""
+    """Metrics may arrive a minute after the health reply that has the date."""
     assert SiteReply(200, {"date": "Thu, 01 Jan 1970 00:01:40 GMT"}, b"", 90.0).clock_ahead_s == 10.0
