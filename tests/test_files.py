@@ -83,11 +83,11 @@ def test_read_of_an_endless_device_is_bounded() -> None:
     assert read_once(Path("/dev/null"), 10) == b""
 
 
-@pytest.mark.parametrize("kind", ["nobody writes", "somebody has stopped writing", "a terminal"])
+@pytest.mark.parametrize("kind", ["no writer", "a stalled writer", "a terminal"])
 def test_read_of_a_silent_pipe_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(files, "PATIENCE_S", 0.05)
     path, held = fifo(tmp_path), []
-    if kind == "somebody has stopped writing":
+    if kind == "a stalled writer":
         held = [os.open(path, os.O_RDWR)]
         os.write(held[0], b"half")
     elif kind == "a terminal":

@@ -218,10 +218,9 @@ async def test_d4_host_ends_a_broken_stream_with_an_error_event(host: Host) -> N
         await call.stream(delta("a"), end=False)
         call.close()
 
-    async with hosted(host) as router, await RawClient.connect(router.url) as client:
+    async with hosted(host) as router:
         router.engine.script = break_off
-        await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
-        answer = await client.response()
+        answer = await fetch(router.url, "POST", "/v1/chat/completions", chat(stream=True))
         assert not answer.complete
         assert answer.body.startswith(delta("a") + b'data: {"error":')
         assert b"[DONE]" not in answer.body

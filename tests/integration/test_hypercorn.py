@@ -78,7 +78,7 @@ class Recorder:
 
 @dataclass
 class Side:
-    """Run one of the two servers with its own app."""
+    """One of the two servers, with its app."""
 
     url: str
     app: Recorder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from statistics import fmean, pstdev
 from typing import Any
@@ -382,15 +383,32 @@ def guarded(state: State, request: InferenceRequest) -> tuple[str, set[int]]:
     return "product", lowest(scores)
 
 
-def test_smetric_slo_is_its_formula() -> None:
-    policy, rng = shipped("smetric_slo"), random.Random(21)
-    seen = {"stick": 0, "balance": 0}
+def random_crowd(rng: random.Random) -> tuple[State, InferenceRequest]:
+    """A random state, and a request of a class of any size."""
+    state, request = random_state(rng)
+    request.class_share = rng.choice([0.0, 0.2, 0.5, 0.9, 1.0])
+    request.class_streak = float(rng.randint(0, 8))
+    return state, request
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "oracle"),
+    [("smetric_slo", random_costs, smetric_slo), ("lmetric_guarded", random_crowd, guarded)],
+)
+def test_policy_of_two_rules_is_its_formula(
+    name: str,
+    make: Callable[[random.Random], tuple[State, InferenceRequest]],
+    oracle: Callable[[State, InferenceRequest], tuple[str, set[int]]],
+) -> None:
+    policy, rng = shipped(name), random.Random(21)
+    seen: Counter[str] = Counter()
     for _ in range(1500):
-        state, request = random_costs(rng)
-        rule, allowed = smetric_slo(state, request)
+        state, request = make(rng)
+        rule, allowed = oracle(state, request)
         decision = decide(policy, state, request, rng.getrandbits(63))
         assert (decision.rule, decision.index in allowed) == (rule, True), state
         seen[rule] += 1
+    assert len(seen) == 2
     assert min(seen.values()) > 100
 
 
@@ -403,20 +421,6 @@ def test_least_delay_is_its_formula() -> None:
         several += 1 < len(allowed) < len(state["hit_len"])
         assert decide(policy, state, request, rng.getrandbits(63)).index in allowed, state
     assert several > 100
-
-
-def test_lmetric_guarded_is_its_formula() -> None:
-    policy, rng = shipped("lmetric_guarded"), random.Random(23)
-    seen = {"spread": 0, "product": 0}
-    for _ in range(1500):
-        state, request = random_state(rng)
-        request.class_share = rng.choice([0.0, 0.2, 0.5, 0.9, 1.0])
-        request.class_streak = float(rng.randint(0, 8))
-        rule, allowed = guarded(state, request)
-        decision = decide(policy, state, request, rng.getrandbits(63))
-        assert (decision.rule, decision.index in allowed) == (rule, True), state
-        seen[rule] += 1
-    assert min(seen.values()) > 100
 
 
 def test_prefix_hash_and_bounded_hash_keep_their_bounds() -> None:

@@ -48,6 +48,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def library(path: Path) -> Path:
+    """Library beside a policy that uses it."""
+    path.write_text(USING)
+    library = path.with_name("common.policy")
+    library.write_text(LIBRARY)
+    return library
+
+
+@pytest.fixture
 def heard() -> Heard:
     return Heard()
 
@@ -245,10 +254,7 @@ async def test_watch_sees_swapped_link(tmp_path: Path) -> None:
 # Libraries
 
 
-def test_policy_file_follows_its_libraries(path: Path, heard: Heard) -> None:
-    path.write_text(USING)
-    library = path.parent / "common.policy"
-    library.write_text(LIBRARY)
+def test_policy_file_follows_its_libraries(path: Path, library: Path, heard: Heard) -> None:
     policy_file = PolicyFile(path, VOCABULARY, on_reload=heard)
     before = policy_file.current.policy.digest
     assert not policy_file.refresh()
@@ -258,10 +264,7 @@ def test_policy_file_follows_its_libraries(path: Path, heard: Heard) -> None:
     assert heard.swaps == [2]
 
 
-def test_policy_file_keeps_policy_when_library_breaks(path: Path, heard: Heard) -> None:
-    path.write_text(USING)
-    library = path.parent / "common.policy"
-    library.write_text(LIBRARY)
+def test_policy_file_keeps_policy_when_library_breaks(path: Path, library: Path, heard: Heard) -> None:
     policy_file = PolicyFile(path, VOCABULARY, on_reload=heard)
     library.write_text(LIBRARY.replace("+ 1", "+"))
     assert not policy_file.refresh()
@@ -278,10 +281,7 @@ def test_policy_file_keeps_policy_when_library_breaks(path: Path, heard: Heard) 
 
 
 @pytest.mark.parametrize("written", ["+ 2", "+"])
-def test_policy_file_reads_library_changed_during_load(path: Path, written: str) -> None:
-    path.write_text(USING)
-    library = path.with_name("common.policy")
-    library.write_text(LIBRARY)
+def test_policy_file_reads_library_changed_during_load(path: Path, library: Path, written: str) -> None:
     policy_file = PolicyFile(path, VOCABULARY)
     beside = policy_file.beside
     reads = []

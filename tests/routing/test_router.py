@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from smetric.errors import HttpError
 from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Lease, Scrape
 from smetric.fleet.record import DecisionRecord
-from smetric.policy import Policy
+from smetric.policy import Decision, Policy
 from smetric.request.request import InferenceRequest, Usage
 from smetric.routing.router import PIN_TTL_S, Router, Routing
 from smetric.sources.lookups import LookupDeadline
@@ -80,6 +81,23 @@ def router_of(
     return Router(fleet, routes_by(path), sources, deadline=deadline, rng=random.Random(7))
 
 
+def policy_at(folder: Path, text: str) -> Path:
+    path = folder / "p.policy"
+    path.write_text(f"policy p\n{text}\n")
+    return path
+
+
+async def decide(router: Router, request: InferenceRequest) -> Decision:
+    routing = await router.route(request)
+    assert routing.decision is not None
+    return routing.decision
+
+
+def error_of(routing: Routing) -> HttpError:
+    assert routing.error is not None
+    return routing.error
+
+
 def first_turn() -> InferenceRequest:
     return InferenceRequest(turn=0, prompt_len=1000, est_hit=0)
 
@@ -107,10 +125,9 @@ async def test_router_returns_later_turn_to_its_cache_and_charges_without_hit() 
     fleet, source = fleet_of(), FakeSource({"a": 0, "b": 880, "c": 0})
     fleet["b"].scrape = Scrape(measured_at=1000.0, running=1, waiting=0, kv_usage=None, own=0)
     fleet["a"].scrape = fleet["c"].scrape = Scrape(measured_at=1000.0, running=2, waiting=0, kv_usage=None, own=0)
-    routing = await router_of(fleet, source).route(later_turn())
-    assert routing.decision is not None
-    assert (routing.decision.rule, routing.decision.instance) == ("stick", "b")
-    assert routing.decision.snapshot.origins_of("hit_len") == ["fake", "fake", "fake"]
+    decision = await decide(router_of(fleet, source), later_turn())
+    assert (decision.rule, decision.instance) == ("stick", "b")
+    assert decision.snapshot.origins_of("hit_len") == ["fake", "fake", "fake"]
     assert source.asked == 1
     assert fleet["b"].unprefilled == 120
 
@@ -125,9 +142,7 @@ async def test_router_spreads_bursts_by_charging_at_once() -> None:
 async def test_router_asks_next_source_for_unknown_cells() -> None:
     best = FakeSource({"a": None, "b": 100, "c": None}, name="best")
     rest = FakeSource({"a": 700, "b": 999, "c": None}, name="rest")
-    routing = await router_of(fleet_of(), best, rest, policy="smetric_basic").route(later_turn())
-    assert routing.decision is not None
-    snapshot = routing.decision.snapshot
+    snapshot = (await decide(router_of(fleet_of(), best, rest, policy="smetric_basic"), later_turn())).snapshot
     assert snapshot.columns["hit_len"] == [700, 100, 0]
     assert snapshot.is_known("hit_len") == [True, True, False]
     assert snapshot.origins_of("hit_len") == ["rest", "best", ""]
@@ -145,10 +160,9 @@ async def test_router_takes_late_lookup_as_unknown() -> None:
     for instance in fleet.instances:
         instance.charge(1, 10)
     router = router_of(fleet, source, deadline=LookupDeadline(0.01, 0.0, 0.01))
-    routing = await asyncio.wait_for(router.route(later_turn()), 5)
-    assert routing.decision is not None
-    assert routing.decision.rule == "balance"
-    assert routing.decision.snapshot.is_known("hit_len") == [False, False, False]
+    decision = await asyncio.wait_for(decide(router, later_turn()), 5)
+    assert decision.rule == "balance"
+    assert decision.snapshot.is_known("hit_len") == [False, False, False]
 
 
 async def test_router_gives_all_lookups_of_a_decision_one_deadline(tmp_path: Path) -> None:
@@ -159,49 +173,42 @@ async def test_router_gives_all_lookups_of_a_decision_one_deadline(tmp_path: Pat
             await asyncio.sleep(delay_s)
             return {"store_hit_len": answer["hit_len"]}
 
-    path = tmp_path / "p.policy"
-    path.write_text("policy p\nroute argmax(hit_len) when all(hit_len > 9)\nroute argmax(store_hit_len)\n")
+    path = policy_at(tmp_path, "route argmax(hit_len) when all(hit_len > 9)\nroute argmax(store_hit_len)")
     sources = FakeSource({}, delay_s=30.0), Stores({"a": 900, "b": 0, "c": 0}, delay_s=0.03)
     router = router_of(fleet_of(), *sources, policy=path, deadline=LookupDeadline(0.1, 0.0, 0.1))
-    routing = await router.route(later_turn())
-    assert routing.decision is not None
-    assert routing.decision.snapshot.is_known("store_hit_len") == [False, False, False]
+    decision = await decide(router, later_turn())
+    assert decision.snapshot.is_known("store_hit_len") == [False, False, False]
 
 
 async def test_router_decides_on_new_snapshot_after_waiting() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 900, "b": 0, "c": 0}, delay_s=0.01)
     router = router_of(fleet, source, policy="smetric_basic", deadline=LookupDeadline(5.0, 0.0, 5.0))
-    pending = asyncio.create_task(router.route(later_turn()))
+    pending = asyncio.create_task(decide(router, later_turn()))
     await asyncio.sleep(0)
     fleet["a"].charge(5, 10)  # while the look-up is under way
-    routing = await pending
-    assert routing.decision is not None
-    assert routing.decision.instance == "a"
-    assert routing.decision.snapshot.columns["requests"][0] == 5
+    decision = await pending
+    assert (decision.instance, decision.snapshot.columns["requests"][0]) == ("a", 5)
 
 
 async def test_router_follows_candidates_that_change_during_a_lookup() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 100, "b": 900, "c": 50}, delay_s=0.01)
     fleet["a"].healthy = False
     router = router_of(fleet, source, policy="smetric_basic", deadline=LookupDeadline(5.0, 0.0, 5.0))
-    pending = asyncio.create_task(router.route(later_turn()))
+    pending = asyncio.create_task(decide(router, later_turn()))
     await asyncio.sleep(0)
     fleet["a"].healthy, fleet["b"].healthy = True, False
-    routing = await pending
-    assert routing.decision is not None
-    snapshot = routing.decision.snapshot
-    assert list(snapshot.ids) == ["a", "c"]
-    assert snapshot.is_known("hit_len") == [False, True]
-    assert routing.decision.instance == "c"
+    decision = await pending
+    assert list(decision.snapshot.ids) == ["a", "c"]
+    assert decision.snapshot.is_known("hit_len") == [False, True]
+    assert decision.instance == "c"
 
 
 async def test_router_returns_error_for_unknown_model() -> None:
     fleet = Fleet([Instance("a", "http://a", models=["m"])], VOCABULARY)
     routing = await router_of(fleet).route(InferenceRequest(model="other"))
     assert (routing.outcome, routing.lease) == ("no_candidate", None)
-    assert routing.error is not None
-    assert routing.error.status == 404
-    assert routing.error.__traceback__ is None  # it would keep the frames of waiting callers
+    assert error_of(routing).status == 404
+    assert error_of(routing).__traceback__ is None  # it would keep the frames of waiting callers
 
 
 async def test_router_excludes_failed_instance_on_retry() -> None:
@@ -214,28 +221,23 @@ async def test_router_excludes_failed_instance_on_retry() -> None:
 
 
 async def test_router_sheds_with_status_and_retry_after_of_the_rule(tmp_path: Path) -> None:
-    path = tmp_path / "p.policy"
-    path.write_text('policy p\nreject 429 "full" retry 2s when all(requests >= 1) as shed\nroute argmin(requests)\n')
-    fleet = fleet_of("a")
-    router = router_of(fleet, policy=path)
+    text = 'reject 429 "full" retry 2s when all(requests >= 1) as shed\nroute argmin(requests)'
+    router = router_of(fleet_of("a"), policy=policy_at(tmp_path, text))
     lease = (await router.route(first_turn())).lease
     assert lease is not None
     routing = await router.route(first_turn())
     assert (routing.outcome, routing.lease) == ("rejected", None)
-    assert routing.error is not None
-    assert (routing.error.status, routing.error.message, routing.error.retry_after_s) == (429, "full", 2.0)
+    error = error_of(routing)
+    assert (error.status, error.message, error.retry_after_s) == (429, "full", 2.0)
     lease.release()
     assert (await router.route(first_turn())).outcome == "routed"
 
 
 async def test_router_names_the_filter_that_left_no_candidate(tmp_path: Path) -> None:
-    path = tmp_path / "p.policy"
-    path.write_text('policy p\nkeep pool == "gold" as gold_pool\nroute argmin(requests)\n')
+    path = policy_at(tmp_path, 'keep pool == "gold" as gold_pool\nroute argmin(requests)')
     routing = await router_of(fleet_of("a"), policy=path).route(first_turn())
-    assert routing.outcome == "no_candidate"
-    assert routing.error is not None
-    assert routing.error.status == 503
-    assert "gold_pool" in routing.error.message
+    assert (routing.outcome, error_of(routing).status) == ("no_candidate", 503)
+    assert "gold_pool" in error_of(routing).message
 
 
 async def test_router_answers_500_to_failed_evaluation_without_charge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +250,7 @@ async def test_router_answers_500_to_failed_evaluation_without_charge(monkeypatc
     monkeypatch.setattr(type(router.routes.last.control.file.current.policy), "decide", broken)
     routing = await router.route(first_turn())
     assert (routing.outcome, fleet["a"].own) == ("error", 0)
-    assert routing.error is not None
-    assert routing.error.status == 500
+    assert error_of(routing).status == 500
 
 
 async def test_router_pins_stored_response_to_its_engine() -> None:
@@ -257,9 +258,7 @@ async def test_router_pins_stored_response_to_its_engine() -> None:
     source = FakeSource({})
     router = router_of(fleet, source)
     request = InferenceRequest(turn=None, est_hit=None, pinned_to="resp_1")
-    missing = await router.route(request)
-    assert missing.error is not None
-    assert missing.error.status == 404
+    assert error_of(await router.route(request)).status == 404
     router.pin("resp_1", fleet["b"])
     routing = await router.route(request)
     assert (routing.outcome, routing.decision) == ("pinned", None)
@@ -345,7 +344,7 @@ async def test_router_sends_no_crowd_to_engine_with_hanging_metrics(policy: str,
         picks[routing.lease.instance.id] += 1
         open_leases.append((clock.now + rng.expovariate(1 / 0.6), routing.lease))
     assert picks["b"] / 2000 <= 1.2 / 4, picks
-    assert picks["b"] > 0, "what nobody knows stays reachable"
+    assert picks["b"] > 0, "an instance of unknown load stays reachable"
 
 
 async def test_router_reports_complete_answers_to_sources() -> None:
