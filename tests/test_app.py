@@ -1,6 +1,7 @@
 """Application built from settings; its parts have their own tests."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -20,7 +21,7 @@ BY_TENANT = 'policy by_tenant\n\nreject 429 "not today" when req.tenant == "blue
     ("settings", "statuses"), [({"tenant_header": "X-Tenant"}, [429, 200, 200]), ({}, [200, 200, 200])]
 )
 async def test_application_reads_the_tenant_from_the_configured_header_only(
-    tmp_path: Path, settings: dict[str, str], statuses: list[int]
+    tmp_path: Path, settings: dict[str, Any], statuses: list[int]
 ) -> None:
     path = tmp_path / "by_tenant.policy"
     path.write_text(BY_TENANT)

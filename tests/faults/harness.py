@@ -19,7 +19,7 @@ from smetric.config.settings import Forward, InstanceSettings, LimitSettings, Sc
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.sources.source import TokenIds
 from smetric.telemetry import logs
-from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, request, until
+from tests.fakes import DONE, FakeEngine, RawClient, Response, Script, fetch, request, until
 
 #: A test's `record_property`: reports a figure of figures.toml, or a part of it, by name: `F8`, `F8 by hand`.
 Tell = Callable[[str, object], None]
@@ -165,11 +165,13 @@ async def running(
     token_ids: TokenIds | None = None,
     within_s: float = 60.0,
     warm: bool = True,
+    script: Script | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A router before *engines*, for *within_s* at most; at the end it must be well again.
 
-    Where it is to end ill, *check_after* is off; where it can serve nothing as it is, *warm*.
+    Where it is to end ill, *check_after* is off; where it can serve nothing as it is, *warm*. All engines follow
+    *script* once the router is warm.
     """
     log = io.StringIO()
     logs.configure("debug", "json", log)
@@ -202,6 +204,7 @@ async def running(
                 await router.warm_up()
             for engine in engines:
                 engine.calls.clear()
+                engine.script = script or engine.script
             yield router
             if check_after:
                 await router.check_well()

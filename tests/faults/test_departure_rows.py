@@ -54,9 +54,8 @@ def check_delays(delays: list[float]) -> str:
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, record_property: Tell) -> None:
-    async with running(FakeEngine()) as router:
+    async with running(FakeEngine(), script=endless) as router:
         engine = router.engines[0]
-        engine.script = endless
         left_at = []
         for _ in range(DEPARTURES):
             await leave(router, how, stream=True, after_first_byte=True)
@@ -73,9 +72,8 @@ async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, r
 async def test_b2_disconnect_during_prefill_aborts_it_in_the_engine(
     how: str, stream: bool, record_property: Tell
 ) -> None:
-    async with running(FakeEngine()) as router:
+    async with running(FakeEngine(), script=hang) as router:
         engine = router.engines[0]
-        engine.script = hang
         left_at = []
         for _ in range(DEPARTURES // 2):
             await leave(router, how, stream=stream, after_first_byte=False)
@@ -92,9 +90,8 @@ async def test_b2_disconnect_between_head_and_body_aborts_the_answer() -> None:
         await call.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n")
         await asyncio.Event().wait()
 
-    async with running(FakeEngine()) as router:
+    async with running(FakeEngine(), script=only_head) as router:
         engine = router.engines[0]
-        engine.script = only_head
         async with await router.client(chat()) as client:
             assert (await client.head()).status == 200
         await until(lambda: len(engine.aborted) == 1)
@@ -113,9 +110,8 @@ MORE = {
 
 @pytest.mark.parametrize("extra", MORE.values(), ids=MORE)
 async def test_b3_disconnect_after_trailing_bytes_aborts_at_once(extra: bytes) -> None:
-    async with running(FakeEngine()) as router:
+    async with running(FakeEngine(), script=hang) as router:
         engine = router.engines[0]
-        engine.script = hang
         for _ in range(DEPARTURES // 5):
             client = await router.client(chat(stream=True))
             before = len(engine.calls)
@@ -135,9 +131,8 @@ async def test_b5_clients_that_never_read_are_cut_off_and_aborted() -> None:
             await call.send(b"%x\r\n%b\r\n" % (len(event), event))
 
     deaf_clients = 50
-    async with running(FakeEngine(), limits=LimitSettings(send_timeout=1.0)) as router:
+    async with running(FakeEngine(), limits=LimitSettings(send_timeout=1.0), script=flood) as router:
         engine = router.engines[0]
-        engine.script = flood
         body = request("POST", "/v1/chat/completions", chat(stream=True))
         port = int(router.url.rpartition(":")[2])
         before = len(asyncio.all_tasks())
@@ -159,9 +154,8 @@ async def test_b5_clients_that_never_read_are_cut_off_and_aborted() -> None:
 
 async def test_b6_connections_above_the_bound_get_503_and_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "most_connections", lambda: 20)
-    async with running(FakeEngine()) as router:
+    async with running(FakeEngine(), script=endless) as router:
         engine = router.engines[0]
-        engine.script = endless
         streams = [await router.client(chat(stream=True)) for _ in range(20)]
         for client in streams:
             assert (await client.head()).status == 200

@@ -69,9 +69,7 @@ async def send_nonsense(call: Call) -> None:
     ids=["FIN", "RST", "short of its length", "bad chunk", "end without [DONE]"],
 )
 async def test_d4_broken_stream_ends_with_one_error_event_unretried(script: Script) -> None:
-    async with running(FakeEngine(), FakeEngine(), health=STRICT) as router:
-        for engine in router.engines:
-            engine.script = script
+    async with running(FakeEngine(), FakeEngine(), health=STRICT, script=script) as router:
         answer = await router.chat(stream=True)
         assert answer.status == 200
         assert not answer.complete
@@ -91,8 +89,7 @@ async def test_d4_broken_whole_answer_is_cut_off() -> None:
         await call.send(head(200, (b"content-type", b"application/json"), (b"content-length", b"100")) + b'{"id":"c')
         call.close()
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         answer = await router.chat()
         assert (answer.status, answer.complete, answer.body) == (200, False, b'{"id":"c')
 
@@ -128,9 +125,7 @@ async def test_d6_stalled_stream_ends_at_the_idle_deadline() -> None:
     ids=["garbage", "two framings", "two lengths", "101", "70 KB header"],
 )
 async def test_d7_answer_that_is_not_http_is_502_unretried(raw: bytes) -> None:
-    async with running(FakeEngine(), FakeEngine(), health=STRICT) as router:
-        for engine in router.engines:
-            engine.script = lambda call: call.send(raw)
+    async with running(FakeEngine(), FakeEngine(), health=STRICT, script=lambda call: call.send(raw)) as router:
         answer = await router.chat()
         assert answer.status == 502
         assert b"garbage" not in answer.body
@@ -144,8 +139,7 @@ async def test_d8_trailing_bytes_of_a_response_reach_no_client() -> None:
         await call.answer(200, b"{}", (b"content-type", b"application/json"))
         await call.answer(200, b"MARKER", (b"content-type", b"application/json"))
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         for _ in range(20):
             assert (await router.chat()).body == b"{}"
 
@@ -175,9 +169,7 @@ async def test_d9_overload_is_retried_and_the_last_answer_returned(status: int) 
 async def test_d9_long_error_passes_whole() -> None:
     body = orjson.dumps({"error": {"message": "x" * 100_000}})
 
-    async with running(FakeEngine(), FakeEngine()) as router:
-        for engine in router.engines:
-            engine.script = lambda call: call.answer(500, body)
+    async with running(FakeEngine(), FakeEngine(), script=lambda call: call.answer(500, body)) as router:
         answer = await router.chat()
         assert (answer.status, answer.body) == (500, body)
 
@@ -186,8 +178,7 @@ async def test_complete_stream_counts_as_success() -> None:
     async def script(call: Call) -> None:
         await call.stream(TWO, DONE[:6], DONE[6:9], DONE[9:])
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         answer = await router.chat(stream=True)
         assert (answer.complete, answer.body) == (True, TWO + DONE)
 
@@ -197,8 +188,7 @@ def many_fields(count: int) -> bytes:
 
 
 async def test_d7_answer_of_300_fields_is_502() -> None:
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = lambda call: call.send(many_fields(300))
+    async with running(FakeEngine(), script=lambda call: call.send(many_fields(300))) as router:
         assert (await router.chat()).status == 502
         router.engines[0].script = lambda call: call.send(many_fields(60))
         assert (await router.chat()).status == 200
@@ -216,8 +206,7 @@ async def test_d7_connection_with_an_invalid_answer_is_not_reused() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_d10_stream_of_any_shape_passes_unchanged(shape: str) -> None:
     events = events_of(shape)
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = streaming(events)
+    async with running(FakeEngine(), script=streaming(events)) as router:
         answer = await router.chat(stream=True)
         assert (answer.status, answer.complete) == (200, True)
         assert hashlib.sha256(answer.body).digest() == hashlib.sha256(b"".join(events)).digest()

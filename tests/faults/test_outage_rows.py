@@ -70,9 +70,8 @@ async def reset_on_reuse(call: Call) -> None:
 
 @pytest.mark.parametrize("script", [close_after_answer, close_on_reuse, reset_on_reuse])
 async def test_d2_dead_reused_connection_costs_no_request(script: Script) -> None:
-    async with running(FakeEngine()) as router:
+    async with running(FakeEngine(), script=script) as router:
         engine = router.engines[0]
-        engine.script = script
         statuses = [(await router.chat()).status for _ in range(200)]
         assert statuses == [200] * 200
         resent = await router.attempts("resent")
@@ -117,9 +116,7 @@ async def test_d3_requests_of_a_dead_engine_are_answered_by_the_other(is_reused:
         await gate.wait()
         await healthy(call)
 
-    async with running(FakeEngine(), FakeEngine(), check_after=False) as router:
-        for engine in router.engines:
-            engine.script = waiting
+    async with running(FakeEngine(), FakeEngine(), check_after=False, script=waiting) as router:
         if is_reused:
             first = [asyncio.create_task(router.chat()) for _ in range(60)]
             await until(lambda: sum(len(engine.calls) for engine in router.engines) == 60)
@@ -140,9 +137,7 @@ async def test_d5_silent_engine_is_given_up_at_the_deadline() -> None:
     async def script(call: Call) -> None:
         await (hang(call) if b'"slow"' in call.body else healthy(call))
 
-    async with running(FakeEngine(), FakeEngine(), forward=Forward(first_byte_timeout=2.0)) as router:
-        for engine in router.engines:
-            engine.script = script
+    async with running(FakeEngine(), FakeEngine(), forward=Forward(first_byte_timeout=2.0), script=script) as router:
         slow = [asyncio.create_task(router.chat(user="slow")) for _ in range(150)]
         await until(lambda: router.counted()[0] == 150)
         assert [(await router.chat()).status for _ in range(20)] == [200] * 20
@@ -173,9 +168,7 @@ async def test_d16_full_outage_is_not_multiplied_by_retries(record_property: Tel
     async def overloaded(call: Call) -> None:
         await call.answer(503, b'{"error":{"message":"busy"}}', (b"retry-after", b"3"))
 
-    async with running(FakeEngine(), FakeEngine(), FakeEngine()) as router:
-        for engine in router.engines:
-            engine.script = overloaded
+    async with running(FakeEngine(), FakeEngine(), FakeEngine(), script=overloaded) as router:
         answers = [answer for _ in range(40) for answer in await asyncio.gather(*(router.chat() for _ in range(15)))]
         assert {(answer.status, answer.value("retry-after")) for answer in answers} == {(503, "3")}
         asked = sum(len(engine.calls) for engine in router.engines)

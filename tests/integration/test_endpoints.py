@@ -30,8 +30,7 @@ async def test_path_outside_the_allow_list_is_404(path: str) -> None:
 
 
 async def test_listed_path_passes_with_its_own_method_only() -> None:
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = lambda call: call.answer(200, b"[]")
+    async with running(FakeEngine(), script=lambda call: call.answer(200, b"[]")) as router:
         assert (await router.ask("POST", "/v1/embeddings?x=1", b'{"model":"tiny","input":"a"}')).body == b"[]"
         assert router.engines[0].calls[0].target == b"/v1/embeddings?x=1"
         assert (await router.ask("GET", "/v1/embeddings")).status == 405
@@ -138,8 +137,7 @@ async def test_fault_during_an_answer_is_logged_with_the_status_that_was_sent(
         await asyncio.sleep(0.02)
         await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
 
         def fail(*_: object) -> None:
             raise ZeroDivisionError

@@ -92,8 +92,7 @@ async def test_binary_bodies_pass_untouched() -> None:
             await call.send(chunk(answer[at : at + 70_001]))
         await call.send(b"0\r\n\r\n")
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         got = await router.ask("POST", "/v1/audio/transcriptions", body := os.urandom(2_000_000))
         assert sha(router.engines[0].calls[0].body) == sha(body)
         assert sha(got.body) == sha(answer)
@@ -119,8 +118,7 @@ async def test_request_head_reaches_the_engine_as_the_client_sent_it() -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_broken_stream_ends_with_one_error_event_of_its_api(path: str) -> None:
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = breaking_off(b"data: {}\n\n")
+    async with running(FakeEngine(), script=breaking_off(b"data: {}\n\n")) as router:
         answer = await router.ask("POST", path, BODIES[path])
         assert not answer.complete
         event = answer.body.removeprefix(b"data: {}\n\n")
@@ -133,8 +131,7 @@ async def test_broken_stream_ends_with_one_error_event_of_its_api(path: str) -> 
 
 @pytest.mark.parametrize("begun", [b'data: {"choi', b"data: {}\r\n\r", b"data: {}\n", b"event: x\n"])
 async def test_stream_that_breaks_within_an_event_gets_no_error_event(begun: bytes) -> None:
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = breaking_off(delta("a"), begun)
+    async with running(FakeEngine(), script=breaking_off(delta("a"), begun)) as router:
         answer = await router.chat(stream=True)
         assert (answer.body, answer.complete) == (delta("a") + begun, False)
 
@@ -148,8 +145,7 @@ async def test_error_event_leaves_a_stream_shorter_than_its_announced_length(roo
         await call.send(head(200, (b"content-type", b"text/event-stream"), (b"content-length", length)) + delta("a"))
         call.close()
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         answer = await router.chat(stream=True)
         assert not answer.complete
         assert answer.body == delta("a") + (event if is_sent else b"")
@@ -162,8 +158,7 @@ async def test_content_type_of_a_stream_is_compared_without_case() -> None:
         await call.send(chunk(delta("a")))
         call.close()
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         answer = await router.chat(stream=True)
         assert not answer.complete
         assert answer.value("x-accel-buffering") == "no"
@@ -183,8 +178,7 @@ async def test_compressed_stream_passes_as_it_is_and_ends_by_its_framing(how: st
         else:
             await call.send(chunk(sent[20:]) + b"0\r\n\r\n")
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         answer = await router.ask("POST", "/v1/chat/completions", chat(stream=True), ("Accept-Encoding", "gzip"))
         is_whole = how == "whole"
         assert router.engines[0].calls[0].values(b"accept-encoding") == [b"gzip"]
@@ -203,8 +197,7 @@ async def test_error_text_says_how_an_instance_failed_to_answer(raw: bytes, told
         await call.send(raw)
         call.close()
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         answer = await router.chat()
         assert answer.status == 502
         assert orjson.loads(answer.body)["error"]["message"].endswith(told)
@@ -218,8 +211,7 @@ async def test_stream_past_its_end_marker_gets_no_error_event(path: str) -> None
         "/v1/responses": b'event: response.completed\ndata: {"type":"response.completed"}\n\n',
     }.get(path, DONE)
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = breaking_off(b"data: {}\n\n", end)
+    async with running(FakeEngine(), script=breaking_off(b"data: {}\n\n", end)) as router:
         answer = await router.ask("POST", path, BODIES[path])
         assert (answer.complete, answer.body) == (False, b"data: {}\n\n" + end)
         assert await router.attempts("closed") == 1
@@ -251,8 +243,7 @@ async def test_response_headers_are_on_answers_and_errors_unless_switched_off() 
 async def test_slow_client_gets_every_byte() -> None:
     events = [delta("x" * 1000)] * 2000
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = lambda call: call.stream(*events, DONE)
+    async with running(FakeEngine(), script=lambda call: call.stream(*events, DONE)) as router:
         async with await router.client(chat(stream=True)) as client:
             await asyncio.sleep(0.2)
             answer = await client.response()
@@ -268,8 +259,7 @@ async def test_generated_tokens_are_counted_during_the_stream() -> None:
         await go_on.wait()
         await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-    async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), script=script) as router:
         instance = router.instance_of(router.engines[0])
         async with await router.client(chat(stream=True)) as client:
             await client.head()
@@ -290,9 +280,8 @@ async def test_unprefilled_tokens_are_counted_until_the_first_byte() -> None:
         await go_on.wait()
         await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-    async with running(FakeEngine()) as router:
+    async with running(FakeEngine(), script=script) as router:
         engine = router.engines[0]
-        engine.script = script
         async with await router.client(chat(stream=True)) as client:
             await until(lambda: len(engine.calls) == 1)
             own, unprefilled, sent = router.counted()
