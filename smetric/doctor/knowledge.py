@@ -352,7 +352,7 @@ def _kept_in(folder: Path, indexes: PrefixIndexes) -> Iterator[Finding]:
             where,
             f"its file {NAME} cannot be used: {reason}",
             _LOST,
-            "give each router a folder of its own, owned by its user; a router of this release writes the file anew",
+            "give each router a folder of its own, owned by its user; a router of this release writes a new file",
         )
     path = folder / NAME
     size = path.stat().st_size if path.is_file() else 0

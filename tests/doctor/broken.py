@@ -225,7 +225,7 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
     "LMCache with another model":
         (lmcache_with(models={"m": "n"}), "lmcache", ERROR, "of model m, not n",
          "set `lmcache.models: {m: m}`"),
-    "LMCache for a model that nobody serves":
+    "LMCache for a model without an instance":
         (lmcache_with(models={"m": "m", "ghost": "n"}), "lmcache", ERROR,
          "it names ghost, which no instance serves; they serve m", "name the model as the instances do"),
     "LMCache for an alias":
