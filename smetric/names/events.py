@@ -153,8 +153,8 @@ EVENTS = {
         " `kept_back` counts the rest."
     ),
     "smetric.tracing.rejected": (
-        "Warning: the collector accepted an export but rejected so many of its `spans`, maybe none, and says why "
-        "(`problem`). Once a minute."
+        "Warning: the collector accepted an export but rejected this number of its `spans`, maybe 0; `problem` is "
+        "the collector's reason. Once a minute."
     ),
     "smetric.doctor.failed": "Critical: a check of `smetric doctor` raised: a bug.",
     "library": "A record of another library's logger, or a warning of Python; once a minute for each message.",

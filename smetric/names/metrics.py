@@ -97,7 +97,7 @@ HIT_PLACES = Metric(
     "counter",
     ("policy", "found"),
     "Prompt tokens routed, where hits were looked up: held by the chosen instance (`local`), only by others "
-    "(`global`), by nobody (`missed`).",
+    "(`global`), by none (`missed`).",
 )
 SLO_TOKENS = Metric(
     "smetric_slo_tokens_total",
@@ -165,7 +165,7 @@ CLIENT_RETRIES = Metric(
     "smetric_client_retries_total",
     "counter",
     ("result",),
-    "Requests that clients said they send again (`x-stainless-retry-count`): `admitted` or `refused`.",
+    "Requests that clients marked as retries (`x-stainless-retry-count`): `admitted` or `refused`.",
 )
 HOLD_SECONDS = Metric("smetric_hold_duration_seconds", "histogram", (), "Time requests spent in the queue.", _TTFT)
 QUEUE_REQUESTS = Metric("smetric_queue_requests", "gauge", (), "Requests in the queue.")
@@ -219,7 +219,7 @@ PROMPT_TOKENS_TOTAL = Metric(
 )
 HIT_TOKENS_TOTAL = Metric("smetric_prefix_hit_tokens_total", "counter", ("model",), "Of those, believed cached.")
 ACTUAL_HIT_TOKENS_TOTAL = Metric(
-    "smetric_prefix_actual_hit_tokens_total", "counter", ("model",), "Of those, cached as the instances said."
+    "smetric_prefix_actual_hit_tokens_total", "counter", ("model",), "Of those, cached as the instances reported."
 )
 HIT_CHECKS = Metric(
     "smetric_prefix_checks_total",
@@ -363,6 +363,9 @@ SPANS_DROPPED = Metric(
     "smetric_trace_spans_dropped_total", "counter", (), "Spans lost: queue full, export failed, or rejected."
 )
 LOG_LINES_LOST = Metric(
-    "smetric_log_lines_lost_total", "counter", (), "Lines of the log that could not be written: a full disk, say."
+    "smetric_log_lines_lost_total",
+    "counter",
+    (),
+    "Lines of the log that could not be written, for example on a full disk.",
 )
 BUILD_INFO = Metric("smetric_build_info", "gauge", ("version", "python"), "1 for the running version.")

@@ -294,7 +294,7 @@ HIT_SOURCE = Attribute(
     "smetric.prefix.source", "Source of that hit, with the tier if there are several: `prefix_index`, `lmcache:host`."
 )
 ACTUAL_HIT_TOKENS = Attribute(
-    "smetric.prefix.actual_hit_tokens", "Prompt tokens the instance says it had cached.", "int", "tokens"
+    "smetric.prefix.actual_hit_tokens", "Cached prompt tokens, as the instance reports them.", "int", "tokens"
 )
 TURN = Attribute("smetric.request.turn", "Turns of the session before this request; 0 for the first.", "int")
 EST_HIT = Attribute("smetric.request.est_hit", "Length of the history the request carries.", "int", "tokens")

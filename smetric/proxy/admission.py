@@ -188,7 +188,7 @@ class WaitingRoom:
         self._move(permit, PermitState.REDECIDED if permit.state.is_held else PermitState.SERVED)
 
     async def wait_for_slot(self, permit: Permit) -> bool:
-        """Wait for a slot, if that is worth it and the room has space; return whether *permit* has one."""
+        """Wait for a slot if one is likely in time and the room has space; return whether *permit* has a slot."""
         has_room = permit.state.is_waiting or self.has_room(permit.size)
         if not has_room or not self._is_worth_waiting(permit.rank):
             return False

@@ -72,11 +72,11 @@ class Judge:
         self._absent: NotRecorded | None = None
 
     def decide(self, recorded: Recorded) -> Decision | NotRecorded:
-        """Return its decision on *recorded*, or what is missing for one.
+        """Return its decision on *recorded*, or the features that the record lacks for one.
 
         Rotating picks continue from the recorded cursors; picks that the recorded policy does not have continue from
-        the last decision here. A pick of the recorded policy without a cursor had not turned yet: lines are in the
-        order in which requests ended, so such a decision need not be the first.
+        the last decision here. If a pick of the recorded policy has no cursor, it had not rotated before. Such a
+        decision need not be the first line, because lines are in the order in which requests ended.
         """
         if recorded.policy is not self._last:
             self._last = recorded.policy
@@ -157,7 +157,7 @@ def policy_of(recorded: PolicyLine, settings: Mapping[str, float | str | bool] |
 
 
 def lag_of(line: DecisionLine, *decisions: Decision) -> float | None:
-    """Return how many seconds later than the recorded one the look-ups of *decisions* were made; None without any."""
+    """Return how many seconds after the recorded decision the look-ups of *decisions* came; None without look-ups."""
     lags = {name: column.lag for name, column in line.columns.items() if column.lag is not None}
     if not lags:
         return None
