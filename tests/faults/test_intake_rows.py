@@ -22,6 +22,8 @@ from tests.fakes import Call, FakeEngine, RawClient, Response, request, until
 from tests.faults.harness import CANARY, Count, Running, chat, running
 
 MIB = 1024 * 1024
+HOST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 async def only_answer(router: Running, raw: bytes) -> Response:
@@ -46,7 +48,7 @@ async def test_a1_content_length_with_transfer_encoding_is_refused() -> None:
         second = request("POST", "/v1/chat/completions", body)
         fields = [b"Content-Length: %d\r\n" % len(chunked), b"Transfer-Encoding: chunked\r\n"]
         for order in (fields, fields[::-1]):
-            raw = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + b"".join(order) + b"\r\n" + chunked + second
+            raw = HOST + b"".join(order) + b"\r\n" + chunked + second
             answer = await only_answer(router, raw)
             assert answer.status == 400
             assert orjson.loads(answer.body)["error"]["type"] == "invalid_request_error"
@@ -54,7 +56,6 @@ async def test_a1_content_length_with_transfer_encoding_is_refused() -> None:
         assert router.engines[0].calls == []
 
 
-HOST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 #: Requests refused before an endpoint sees them, with their statuses.
 UNSEEN = {
     "no request": (b"hello\r\n\r\n", 405),
@@ -81,7 +82,7 @@ async def test_early_refusal_is_counted_and_logged_with_peer_and_reason() -> Non
 
 async def test_broken_framing_is_logged_and_counted_once() -> None:
     async with running(FakeEngine()) as router:
-        answer = await only_answer(router, HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        answer = await only_answer(router, CHUNKED + b"zz\r\n")
         assert answer.status == 400
         (line,) = router.lines("smetric.request.refused")
         assert line["status"] == 400
@@ -91,7 +92,7 @@ async def test_broken_framing_is_logged_and_counted_once() -> None:
 
 async def test_broken_framing_of_a_pipelined_request_is_counted() -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
-        await client.send(request("GET", "/healthz") + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        await client.send(request("GET", "/healthz") + CHUNKED + b"zz\r\n")
         assert [(await client.response()).status for _ in range(2)] == [200, 400]
         assert len(router.lines("smetric.request.refused")) == 1
         assert answered(router, 400) == 1
@@ -189,8 +190,7 @@ async def test_a3_ambiguous_lines_are_refused(head: bytes) -> None:
 )
 async def test_a4_malformed_chunked_body_is_refused(body: bytes) -> None:
     async with running(FakeEngine(), limits=LimitSettings(body_timeout=1.0)) as router:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        for pieces in ([head + body], [head, body]):
+        for pieces in ([CHUNKED + body], [CHUNKED, body]):
             async with await RawClient.connect(router.url) as client:
                 for piece in pieces:
                     await client.send(piece)
@@ -204,8 +204,7 @@ async def test_a4_malformed_chunked_body_is_refused(body: bytes) -> None:
 async def test_a4_trailers_are_dropped() -> None:
     async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
         body = chat()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        await client.send(head + b"%x;a=b\r\n%b\r\n0\r\nX-Trailer: t\r\n\r\n" % (len(body), body))
+        await client.send(CHUNKED + b"%x;a=b\r\n%b\r\n0\r\nX-Trailer: t\r\n\r\n" % (len(body), body))
         assert (await client.response()).status == 200
         (call,) = router.engines[0].calls
         assert call.body == body

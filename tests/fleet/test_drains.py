@@ -170,19 +170,13 @@ def test_drains_keep_their_file_at_start(tmp_path: Path) -> None:
         (b'{"version": 1, "drained": "a"}', "`drained` is not a list of ids"),
         (b'{"version": 1, "drained": [1]}', "`drained` is not a list of ids"),
         (b" " * 1024 * 1025, "it is larger than 1048576 bytes"),
+        (None, "not a regular file"),
     ],
 )
-def test_drains_of_an_unreadable_file_are_none(tmp_path: Path, content: bytes, reason: str) -> None:
-    (tmp_path / NAME).write_bytes(content)
+def test_drains_of_an_unreadable_file_are_none(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    os.mkfifo(tmp_path / NAME) if content is None else (tmp_path / NAME).write_bytes(content)
     fleet = fleet_of("a")
     with capture_logs() as lines:
         Drains(fleet, tmp_path).restore()
     assert [(line["event"], line["reason"]) for line in lines] == [("smetric.drains.unreadable", reason)]
     assert draining(fleet) == []
-
-
-def test_drains_do_not_block_on_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / NAME)
-    with capture_logs() as lines:
-        Drains(fleet_of("a"), tmp_path).restore()
-    assert [(line["event"], line["reason"]) for line in lines] == [("smetric.drains.unreadable", "not a regular file")]

@@ -41,6 +41,10 @@ def in_shadow(path: Path, text: str) -> Shadow:
     return Shadow(PolicyFile(path, VOCABULARY))
 
 
+def shadows_of(folder: Path, text: str) -> Shadows:
+    return Shadows([in_shadow(folder / "p.policy", text)])
+
+
 def shadow_of(name: str) -> ShadowSettings:
     return ShadowSettings(policy=name)
 
@@ -113,7 +117,7 @@ async def test_shadow_picks_as_the_same_policy_would_live() -> None:
 
 def test_shadow_draws_and_rotates_as_if_acting(tmp_path: Path) -> None:
     text = shipped_policies()["load_only"].read_text()
-    fleet, shadows = Fleet(random.Random(3), 4), Shadows([in_shadow(tmp_path / "p.policy", text)])
+    fleet, shadows = Fleet(random.Random(3), 4), shadows_of(tmp_path, text)
     records = [fleet.decide(LOAD_ONLY) for _ in range(200)]
     answers = [shadows.judge(record)[0] for record in records]
     # The same policy with the same seeds, and cursors that went the same way.
@@ -125,7 +129,7 @@ def test_shadow_rotates_independently_of_the_acting_policy(tmp_path: Path) -> No
     fleet = Fleet(random.Random(3), 4)
     fleet.instances = fleet.instances[:3]
     acting = policy("policy first\nroute argmin(0, then: requests) as first\n")
-    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy turns\nroute rr_argmin(0)\n")])
+    shadows = shadows_of(tmp_path, "policy turns\nroute rr_argmin(0)\n")
     seen: list[str] = []
     while len(seen) < 9:
         record = fleet.decide(acting)
@@ -152,7 +156,7 @@ def test_shadow_is_unanswered_without_its_features(tmp_path: Path) -> None:
 def test_shadow_compares_refusals(tmp_path: Path) -> None:
     text = 'policy strict\nreject 429 "no" when req.turn == 0\nroute rr_argmin(requests)\n'
     acting = policy('policy strict\nreject 503 "no" when req.turn == 0\nroute rr_argmin(requests)\n')
-    fleet, shadows = Fleet(random.Random(3), 4), Shadows([in_shadow(tmp_path / "p.policy", text)])
+    fleet, shadows = Fleet(random.Random(3), 4), shadows_of(tmp_path, text)
     (refused,) = shadows.judge(fleet.decide(acting, fleet.request(turn=0)))
     assert (refused.choice, refused.answer, refused.regret) == ("reject 429", "false", None)
     (same,) = shadows.judge(fleet.decide(policy(text), fleet.request(turn=0)))
@@ -160,7 +164,7 @@ def test_shadow_compares_refusals(tmp_path: Path) -> None:
 
 
 def test_shadow_regret_is_a_share_of_the_larger_score(tmp_path: Path) -> None:
-    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy least\nroute argmin(requests)\n")])
+    shadows = shadows_of(tmp_path, "policy least\nroute argmin(requests)\n")
     acting = policy("policy most\nroute argmax(requests)\n")
     fleet = Fleet(random.Random(3), 4)
     for _ in range(100):
@@ -173,7 +177,7 @@ def test_shadow_regret_is_a_share_of_the_larger_score(tmp_path: Path) -> None:
 
 
 def test_shadow_regret_is_zero_for_a_better_choice(tmp_path: Path) -> None:
-    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy turns\nroute rr_argmin(requests, within: 1e9)\n")])
+    shadows = shadows_of(tmp_path, "policy turns\nroute rr_argmin(requests, within: 1e9)\n")
     acting, fleet = policy("policy least\nroute argmin(requests)\n"), Fleet(random.Random(3), 4)
     answers = [shadows.judge(fleet.decide(acting))[0] for _ in range(50)]
     assert {one.answer for one in answers} == {names.AGREES, names.DIFFERS}
@@ -316,6 +320,6 @@ async def test_records_replay_with_several_acting_policies(tmp_path: Path) -> No
 
 def test_shadow_skips_held_requests(tmp_path: Path) -> None:
     acting = policy("policy held\nhold for 5 seconds when mean(requests) >= 0\nroute rr_argmin(requests)\n")
-    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy p\nroute argmin(requests)\n")])
+    shadows = shadows_of(tmp_path, "policy p\nroute argmin(requests)\n")
     record: DecisionRecord = Fleet(random.Random(3), 4).decide(acting)
     assert shadows.judge(record) == ()
