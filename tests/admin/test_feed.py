@@ -280,7 +280,7 @@ async def test_feed_ends_shortly_after_its_first_viewer(rounds: int) -> None:
         assert [message async for message in reading][-1] == ENDING
 
 
-async def test_viewer_of_an_ended_feed_is_told_at_once() -> None:
+async def test_viewer_of_an_ended_feed_ends_at_once() -> None:
     desk = Desk()
     await desk.feed.start()
     await desk.feed.stop()

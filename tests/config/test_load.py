@@ -369,7 +369,7 @@ def leaves(section: type[Section] = Settings) -> Iterator[tuple[str, Field]]:
             yield name, field
 
 
-def test_schema_allows_what_may_be_empty() -> None:
+def test_schema_allows_empty_optional_sections() -> None:
     for name, (kind, _) in leaves():
         if kind.extra.get("empty"):
             patterns = [meta.pattern for meta in get_args(kind.hint) if isinstance(meta, msgspec.Meta) and meta.pattern]

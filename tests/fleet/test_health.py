@@ -197,7 +197,7 @@ def test_refused_connection_ejects_until_probes_succeed() -> None:
     assert ward.ejections == [("gpu-00", "connect")]
 
 
-def test_five_consecutive_failures_eject() -> None:
+def test_failures_eject_after_five_in_a_row() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.fail(one, 4)
@@ -321,7 +321,7 @@ def test_stopping_engine_is_tried_again_after_the_longest_ejection() -> None:
     assert not one.draining
 
 
-def test_two_consecutive_aborted_answers_mark_the_engine_as_stopping() -> None:
+def test_aborted_answers_twice_in_a_row_mark_the_engine_as_stopping() -> None:
     ward = Ward()
     one = ward.instances[0]
     ward.health.aborted(one)
@@ -481,7 +481,7 @@ def test_full_instance_is_deprioritized_briefly_and_stays_well() -> None:
 
 
 @pytest.mark.parametrize(("result", "status"), [(names.STATUS_5XX, 500), (names.CLOSED, None), (names.OK, 429)])
-def test_five_suspect_failures_deprioritize(result: str, status: int) -> None:
+def test_suspect_failures_deprioritize_after_five(result: str, status: int) -> None:
     ward = Ward()
 
     def try_on(number: int, result: str, status: int | None) -> None:
@@ -527,7 +527,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_all_answering_instances_recover_in_the_end(events: list[tuple[int, str, float]]) -> None:
+def test_instances_that_answer_recover_in_the_end(events: list[tuple[int, str, float]]) -> None:
     ward = Ward()
     health = ward.health
     for number, what, seconds in events:

@@ -48,5 +48,5 @@ def test_safe_text_is_bounded_and_printable(text: str) -> None:
         ("a\nb\x1b[31m", "a\\nb\\x1b[31m"),
     ],
 )
-def test_safe_text_keeps_what_is_short_and_harmless(text: str, shown: str) -> None:
+def test_safe_text_keeps_short_harmless_text(text: str, shown: str) -> None:
     assert safe(text) == shown

@@ -192,7 +192,7 @@ async def test_compressed_stream_passes_as_it_is_and_ends_by_its_framing(how: st
     [(b"", "ended the connection before it answered"), (b"SSH-2.0-x\r\n\r\n", "is not HTTP/1.1")],
     ids=["nothing", "another protocol"],
 )
-async def test_error_text_says_how_an_instance_failed_to_answer(raw: bytes, told: str) -> None:
+async def test_error_text_names_the_failure_of_the_instance(raw: bytes, told: str) -> None:
     async def script(call: Call) -> None:
         await call.send(raw)
         call.close()

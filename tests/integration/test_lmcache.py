@@ -143,7 +143,7 @@ async def test_router_keeps_sessions_on_instances_by_lmcache(
         assert len(known) == len(agents) * 3
 
 
-async def test_restarted_router_tells_shared_prompt_from_sessions() -> None:
+async def test_restarted_router_distinguishes_shared_prompt_and_sessions() -> None:
     ids = TemplateIds()
     async with emulated_fleet() as fleet, aiohttp.ClientSession() as client:
         async with router(fleet, ids) as (_, url):

@@ -161,7 +161,7 @@ def test_smetric_draws_evenly_among_the_warmest() -> None:
     assert all(850 < wins[id] < 1150 for id in "abc")
 
 
-def test_smetric_rotates_first_turns_whatever_sticks_in_between() -> None:
+def test_smetric_rotates_first_turns_between_later_ones() -> None:
     policy = POLICIES["smetric"]
     snapshot = Snapshot(["a", "b", "c"], {"hit_len": [500, 0, 0], "requests": [1, 1, 1]})
     cursors: dict[str, str] = {}

@@ -115,7 +115,7 @@ async def test_observed_policy_follows_its_file(place: str, tmp_path: Path) -> N
     assert after.line.request.tenant == "blue"  # as the policy beside names it
 
 
-async def test_observed_parameter_decides_what_is_recorded(tmp_path: Path) -> None:
+async def test_observed_parameter_decides_the_recorded_features(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     observed = ShadowSettings(policy="smetric", params={"LOAD": "unprefilled"})
     async with recording(path, FakeEngine(), observe=(observed,)) as router:
@@ -151,7 +151,7 @@ async def test_explanation_is_the_same_from_record_and_router(tmp_path: Path) ->
         assert CANARY.encode() not in kept_record.body
 
 
-async def test_explanation_of_a_running_request_says_so() -> None:
+async def test_explanation_marks_a_running_request() -> None:
     may_answer = asyncio.Event()
 
     async def slow(call: Call) -> None:

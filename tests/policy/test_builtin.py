@@ -152,7 +152,7 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, Any, int]:
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_builtin_decides_as_the_reference_says(name: str) -> None:
+def test_builtin_decides_like_the_reference(name: str) -> None:
     source = f"policy p\n{_BODIES[name]}\n"
     policy, file = load(source, VOCABULARY), parse(source)
 
@@ -268,7 +268,7 @@ def test_streams_of_one_decision_are_independent() -> None:
 
 
 @given(st.integers(1, 12), st.floats(-2, 15), SEEDS)
-def test_draw_takes_that_many_whatever_the_order(size: int, number: float, seed: int) -> None:
+def test_draw_takes_its_count_in_any_order(size: int, number: float, seed: int) -> None:
     names = [f"gpu-{i}" for i in range(size)]
     taken = drawn_of(range(size), number, names, seed, 9)
     assert len(set(taken)) == len(taken) == min(max(1, int(number)), size)
@@ -340,7 +340,7 @@ def test_pseudonym_has_the_place_of_its_text(key: str, seed: int) -> None:
 
 
 @given(IDS, SEEDS)
-def test_drawn_is_one_of_the_tied_whatever_their_order(names: list[str], seed: int) -> None:
+def test_drawn_candidate_is_tied_in_any_order(names: list[str], seed: int) -> None:
     assert drawn(names, seed, 5) in names
     assert drawn(names[::-1], seed, 5) == drawn(names, seed, 5)
 
@@ -381,7 +381,7 @@ def test_lottery_follows_its_weights(lottery: Any, values: list[float], more: An
 
 
 @given(IDS, st.data(), SEEDS, st.just(0.0) | st.floats(0, 1e15, allow_subnormal=True))
-def test_lottery_chooses_a_candidate_whatever_the_values_and_the_order(
+def test_lottery_chooses_a_candidate_for_any_values_and_order(
     names: list[str], data: st.DataObject, seed: int, temperature: float
 ) -> None:
     size = len(names)

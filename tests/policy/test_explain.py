@@ -181,7 +181,7 @@ def test_sentence_does_not_call_a_drawn_or_rotated_candidate_the_best(pick: str)
     )
 
 
-def test_sentence_says_how_a_tie_was_broken() -> None:
+def test_sentence_names_the_tie_break() -> None:
     even = Snapshot(IDS, {"hit_len": [0, 0, 0], "requests": [2, 2, 2]})
     assert summary(decide("route rr_argmin(requests)", even)) == (
         "route_1: gpu-0 has the fewest requests (2), as have 2 more: it is next in the rotation"

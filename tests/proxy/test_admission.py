@@ -445,7 +445,7 @@ async def test_request_that_leaves_while_it_is_given_a_slot_hands_it_on() -> Non
 
 
 @virtual_time
-async def test_request_whose_time_is_up_as_a_slot_comes_free_may_leave() -> None:
+async def test_request_may_time_out_as_a_slot_comes_free() -> None:
     lobby = Lobby(slots=1, wait_s=FAR)
     blocker, leaver = await lobby.clients(2)
 
@@ -586,7 +586,7 @@ OPERATIONS = st.one_of(
 
 @given(st.lists(OPERATIONS, min_size=10, max_size=60), st.integers(0, 3), st.sampled_from([2, 100]), st.booleans())
 @virtual_time
-async def test_room_counts_what_its_requests_do(
+async def test_room_counts_match_its_requests(
     operations: list[tuple[Any, ...]], slots: int, most: int, is_settled: bool
 ) -> None:
     lobby, clients = Lobby(slots=slots, most=most, most_bytes=100), list[Client]()

@@ -44,7 +44,7 @@ def test_retry_budget_of_repeated_deaths_is_the_usual_one() -> None:
     assert sum(budget.take(has_died=True) for _ in range(1000)) == 200
 
 
-def test_retry_budget_forgets_what_is_past_the_window() -> None:
+def test_retry_budget_forgets_requests_past_the_window() -> None:
     clock = Clock()
     budget = RetryBudget(clock)
     serve(budget, 1000)

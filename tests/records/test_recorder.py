@@ -195,7 +195,7 @@ def test_line_has_the_request_at_its_decision(path: Path) -> None:
     assert line["request"]["prompt_len"] > 1
 
 
-def test_only_the_last_line_of_a_request_has_its_end(path: Path) -> None:
+def test_last_line_of_a_request_alone_has_its_end(path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     first, second = fleet.decide(LOAD_ONLY), fleet.decide(LOAD_ONLY)
     second.rank = 1

@@ -333,7 +333,7 @@ def obstruct(path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device", "below a file", "long name"])
-async def test_writer_refuses_what_is_no_file_and_leaves_it(tmp_path: Path, path: Path, kind: str) -> None:
+async def test_writer_refuses_and_keeps_other_file_kinds(tmp_path: Path, path: Path, kind: str) -> None:
     results: dict[str, int] = {}
     writer = make_writer(obstruct(path, kind), results)
     before = os.listdir(tmp_path)

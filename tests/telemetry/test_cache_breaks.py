@@ -208,7 +208,7 @@ def test_breaks_ignore_a_session_that_goes_on(headers: list[tuple[bytes, bytes]]
     assert (engine.breaks.follow_ups, engine.breaks.short) == (5, 0)
 
 
-def test_breaks_ignore_what_engines_do_not_render() -> None:
+def test_breaks_ignore_fields_that_engines_do_not_render() -> None:
     engine = Engine()
     for turn in range(4):
         agents = body(turn)
@@ -273,7 +273,7 @@ def test_breaks_locate_causes_in_chat_completions() -> None:
     ],
     ids=["eviction", "hit behind the edit", "unknown hit"],
 )
-def test_breaks_ignore_what_no_client_caused(
+def test_breaks_ignore_causes_beyond_clients(
     hit_share: float | None, plants: bool, counts: tuple[int, int, int]
 ) -> None:
     engine = Engine()

@@ -35,7 +35,7 @@ def test_foremost_are_the_chosen_one_then_the_best_scores() -> None:
     assert len(foremost(made, 0)) == 0
 
 
-def test_rows_have_the_features_and_what_was_unknown() -> None:
+def test_rows_have_the_features_and_unknown_cells() -> None:
     made = decision(3, known=[True, True, False])
     by_id = {row["id"]: row for row in decision_text.rows(made, 8)}
     assert by_id["gpu-2"]["unknown"] == ["hit_len"]
@@ -154,7 +154,7 @@ def test_notes_have_the_migration_and_the_forecast() -> None:
 MOST_LOADED = load("policy most\nroute argmax(requests) as most\n", VOCABULARY)
 
 
-def test_note_of_a_shadow_that_agrees_says_so() -> None:
+def test_note_marks_a_shadow_that_agrees() -> None:
     made = record(loads=(2, 1, 5))
     assert made.decision is not None
     decided = MOST_LOADED.decide(made.decision.snapshot, made.request, {}, 7)

@@ -25,7 +25,7 @@ class Page:
         return self._registry.get_sample_value(f"smetric_{metric}", labels)
 
 
-def test_fleet_gauges_show_the_state_and_leave_out_what_is_unknown() -> None:
+def test_fleet_gauges_show_the_state_and_leave_out_unknown_values() -> None:
     instances = fleet(2)
     scrape = instances[0].scrape
     assert scrape is not None
@@ -73,7 +73,7 @@ def test_gauges_show_each_instance_only_while_they_are_few(count: int, is_shown:
     assert read("load_imbalance_ratio", model="m") == 1
 
 
-def test_cache_gauges_show_what_engines_have_reported() -> None:
+def test_cache_gauges_show_reports_of_engines() -> None:
     instances = fleet(2)
     instances[0].prefix_tokens = PrefixTokens(local=100, external=20, missed=7)
     read = Page(cache_gauges(instances, {("gpu-1", "kv_events"): True}))

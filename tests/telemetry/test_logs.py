@@ -215,7 +215,7 @@ def test_access_line_has_the_form_of_other_lines(out: io.StringIO) -> None:
     assert len(ours["timestamp"]) == len(theirs["timestamp"])
 
 
-def test_access_line_tells_what_is_known_of_a_request(out: io.StringIO) -> None:
+def test_access_line_has_the_known_fields_of_a_request(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
     app, made = telemetry(), record(stream=True, model="m\n")
     made.held_s, made.arm = 0.25, "canary"

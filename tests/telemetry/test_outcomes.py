@@ -374,7 +374,7 @@ def ended(found: Forecast | None, **fields: Any) -> DecisionRecord:
     return made
 
 
-def test_savings_settle_what_decisions_saved_and_lost() -> None:
+def test_savings_settle_saved_and_lost_time_of_decisions() -> None:
     registry = CollectorRegistry()
     savings = Savings(registry, lambda: NOON)
     savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64)))
