@@ -34,7 +34,7 @@ test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest
 
 test-fast: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest -n auto -m "not slow" --ignore tests/faults --ignore tests/e2e --ignore tests/integration
+	@$(BIN)/python -m pytest -n auto -m "not slow"
 
 browser-test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m browser

@@ -1,5 +1,7 @@
-"""For all tests: what one sets up of logging ends with it, those of the fault matrix are marked p0 or p1 by row, and an
-example that Hypothesis makes may take as long as it takes: machines are busy."""
+"""Settings of all tests: logging is reset after each, fault rows are marked by priority and routers' tests as slow.
+
+Hypothesis has no deadline: machines are busy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from hypothesis import settings
 
 from smetric.telemetry import logs
 
-ROWS = tomllib.loads((Path(__file__).parent / "faults" / "matrix.toml").read_text())
+TESTS = Path(__file__).parent
+#: Folders whose tests start routers, engines or processes.
+SLOW = {"faults", "integration", "e2e"}
+ROWS = tomllib.loads((TESTS / "faults" / "matrix.toml").read_text())
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
@@ -27,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if SLOW.intersection(item.path.relative_to(TESTS).parts):
+            item.add_marker("slow")
         row = re.match(r"test_([a-i]\d+)_", item.name)
         if row is not None and row[1].upper() in ROWS:  # else test_matrix.py fails
             item.add_marker(ROWS[row[1].upper()]["priority"].lower())

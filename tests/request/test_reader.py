@@ -467,7 +467,7 @@ def test_members_accept_equal_names_below_top_level() -> None:
         (b'{"a":-Infinity}', "Infinity"),
         (b'{"a":"line\nbreak"}', "not valid JSON"),
         (b'\xef\xbb\xbf{"a":1}', "byte order mark"),
-        (gzip.compress(b'{"a":1}'), "compressed"),
+        (gzip.compress(b'{"a":1}', mtime=0), "compressed"),
         ('{"a":1}'.encode("utf-16"), "UTF-16"),
         ('{"a":1}'.encode("utf-16-le"), "UTF-16"),
         ('{"a":1}'.encode("utf-32-be"), "UTF-32"),
