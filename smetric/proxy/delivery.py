@@ -134,8 +134,8 @@ class AnswerObserver:
 
     def is_aborted(self) -> bool:
         """Return whether the engine aborted the answer, which the client had not asked for."""
-        tail = bytes(self._tail)  # searched ten times as fast as a bytearray
-        return any(each in tail for each in ABORTED)
+        find = self._tail.find  # `in` takes ten times as long
+        return find(b'"abort"') >= 0 and any(find(each) >= 0 for each in ABORTED)
 
     def usage(self) -> Usage | None:
         """Return the last usage object, or None."""
@@ -296,7 +296,8 @@ class Delivery:
         self.is_sent = is_last = observer.ended and self.answer.is_done
         if is_last:
             self.lease.release()  # the engine is done, however long the client takes to read
-        client.watchdog.arm(self.context.deadlines.idle_s, "idle")
+        else:
+            client.watchdog.arm(self.context.deadlines.idle_s, "idle")
         if not is_first:
             return not client.pass_on(piece, is_last=is_last)
         record, lease, router = self.record, self.lease, self.context.router
