@@ -254,6 +254,15 @@ class WaitingRoom:
     def _move(self, permit: Permit, to: PermitState) -> None:
         """Change the state of *permit*. All counts, lanes and the queue follow from states, here and nowhere else."""
         before, permit.state = permit.state, to
+        if to.is_waiting or before.is_waiting:
+            self._move_within(permit, before, to)
+        if to.has_slot is not before.has_slot:
+            self.slots_taken += 1 if to.has_slot else -1
+            if not to.has_slot and self.slots < math.inf:
+                self._hand_over()
+
+    def _move_within(self, permit: Permit, before: PermitState, to: PermitState) -> None:
+        """Move *permit* into the room, out of it, or between its lane and the queue."""
         if to.is_waiting is not before.is_waiting:
             sign = 1 if to.is_waiting else -1
             self.size += sign
@@ -267,10 +276,6 @@ class WaitingRoom:
                 del self._lanes[permit.model]
             if not to.is_held:
                 self.load_changed()  # the next one may be luckier
-        if to.has_slot is not before.has_slot:
-            self.slots_taken += 1 if to.has_slot else -1
-            if not to.has_slot and self.slots < math.inf:
-                self._hand_over()
 
     def _hand_over(self) -> None:
         """Give the slot that has come free to the head of the queue."""
