@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from cachetools import FIFOCache
 from msgspec import Struct
 
 from smetric.request.prompt import NOTHING, BlockKeys, Parts, Prompt, hash_of
@@ -164,7 +163,8 @@ class TokenRatio:
     """
 
     def __init__(self) -> None:
-        self._learned: FIFOCache[str, tuple[float, int]] = FIFOCache(MAX_MODELS)
+        #: Ratio and number of samples by model, the one that learned least recently first.
+        self._learned: dict[str, tuple[float, int]] = {}
 
     def of(self, model: str) -> float:
         """Return bytes per token of *model*; `INITIAL` while nothing is learned."""
@@ -189,3 +189,5 @@ class TokenRatio:
         sample = min(max(sample, ratio / CLIP), ratio * CLIP)
         ratio += (sample - ratio) * (WEIGHT if samples >= MANY else 1 / (samples + 1))
         self._learned[model] = ratio, samples + 1
+        if len(self._learned) > MAX_MODELS:
+            del self._learned[next(iter(self._learned))]
