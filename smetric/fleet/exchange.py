@@ -174,7 +174,7 @@ class Attempt:
     def replacing(self, headers: Headers) -> Headers:
         """Return the client's *headers* with the trace headers in place of those of the same names."""
         names = {name for name, _ in self.headers}
-        return [*(header for header in headers if header[0] not in names), *self.headers]
+        return [header for header in headers if header[0] not in names] + self.headers
 
     def first_byte(self) -> float:
         """Note the first byte of the answer's body; return the seconds since the attempt began."""

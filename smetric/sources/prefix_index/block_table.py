@@ -326,7 +326,9 @@ class BlockTable:
     def _take(self, held: HolderBlocks, run: Run) -> None:
         """Make *held* a holder of *run*."""
         run.bits |= held.bit
-        self._count(held, len(run.keys), 0)
+        size = len(run.keys)
+        held.size += size
+        self._holdings += size
         self._held_runs += 1
 
     @staticmethod

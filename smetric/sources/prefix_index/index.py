@@ -148,15 +148,15 @@ def cut_of(request: InferenceRequest, block_tokens: int) -> Cut | None:
 
     A prompt is hashed once. None if there is no prompt, or if its token ids are unknown and were when it was hashed.
     """
-    prompt = request.prompt
-    if not block_tokens:
-        text: Cut | None = request.text_cut
-        if text is None and prompt is not None:
-            text = Cut(prompt, prompt.hashes.blocks, BLOCK_BYTES, prompt.size)
-            request.text_cut = text
+    text: Cut | None = request.text_cut
+    if text is not None and not block_tokens:
         return text
+    prompt = request.prompt
     if prompt is None:
         return None
+    if not block_tokens:
+        text = request.text_cut = Cut(prompt, prompt.hashes.blocks, BLOCK_BYTES, prompt.size)
+        return text
     known = prompt.token_blocks.get(block_tokens)
     if known is not None:
         return TokenCut(prompt, known[0], block_tokens, known[1])
