@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 import structlog
 
@@ -29,7 +29,7 @@ from smetric.log_limit import LogLimit
 if TYPE_CHECKING:
     from smetric.request.request import Usage
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 Headers = list[tuple[bytes, bytes]]
 
 log = structlog.get_logger("smetric.exchange")
@@ -117,11 +117,11 @@ class Exchanges:
         """Report a refused request; arguments as of `Listener.unreadable`."""
         self.tell(self._unreadable, problem, scope, is_seen)
 
-    def tell(self, listeners: Sequence[Callable[P, None]], *about: P.args, **named: P.kwargs) -> None:
-        """Call *listeners*; log what they raise once a minute for each of them."""
+    def tell(self, listeners: Sequence[Callable[[*Ts], None]], *about: *Ts) -> None:
+        """Call *listeners*; count what they raise, and log it once a minute for each of them."""
         for listener in listeners:
             try:
-                listener(*about, **named)
+                listener(*about)
             except Exception:
                 name = type(getattr(listener, "__self__", listener)).__name__
                 self._on_failure(name)
