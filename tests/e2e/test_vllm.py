@@ -126,12 +126,7 @@ async def test_every_prompt_is_predicted_by_a_policy_that_always_looks(engines: 
     assert figures["answers"] == SESSIONS * TURNS
     # What the others miss is their look-ups' deadline, on a machine that runs three engines beside the router.
     assert figures["predicted"] >= 0.9 * figures["answers"]
-    follow_ups = compared([answer for answer in answers if answer.turn > 0], "kv_events")
-    assert follow_ups["within_a_block"] >= 0.98 * follow_ups["predicted"]
-    # All sessions start at once: another one may have filled the shared prompt between the decision and the look-up.
-    for answer in answers:
-        if answer.turn == 0 and answer.predicted is not None and answer.cached is not None:
-            assert answer.predicted <= answer.cached + BLOCK
+    assert figures["within_a_block"] >= 0.99 * figures["predicted"]
 
 
 def grown(api: str, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
