@@ -36,7 +36,7 @@ class _Second:
     predicted: int = 0
     actual: int = 0
     prompts: int = 0
-    #: By policy in shadow: its answers, and those that agreed.
+    #: By policy in shadow: its answers, and how many of them agreed.
     answered: Counter[str] = field(default_factory=Counter)
     agreed: Counter[str] = field(default_factory=Counter)
 

@@ -100,7 +100,7 @@ def rules(decision: Decision) -> list[dict[str, Any]]:
 def table(decision: Decision, source: str) -> dict[str, Any]:
     """Return what the policy saw of the candidates: columns with their meaning, and cells with value, age and source.
 
-    The order is: the chosen one, *source*, the other candidates by rank, and those that a filter left out.
+    The order is: the chosen one, *source*, the other candidates by rank, and the filtered ones.
 
     Args:
         decision: the decision.

@@ -268,7 +268,7 @@ def print_schema() -> None:
 @click.option("--origin", is_flag=True, help="Print the origin of each value.")
 @settings_options
 def show(origin: bool, config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> None:
-    """Print the settings in force, as YAML: those that `smetric serve` would use with the same options."""
+    """Print the settings in force, as YAML: what `smetric serve` would use with the same options."""
     table = settings_table(config, params, **options)
     shown = load.show(load.from_table(table))
     rows = [(text, load.place_of(table, path) if path else "") for text, path in _rows(shown, (), "")]

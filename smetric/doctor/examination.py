@@ -103,7 +103,7 @@ async def examine(settings: Settings, *, may_probe: bool = True, may_wait: bool 
     """Run all checks at the same time.
 
     Args:
-        settings: those that `smetric serve` would use.
+        settings: the settings of `smetric serve`.
         may_probe: whether to send prompts, which engines compute.
         may_wait: whether to measure what takes many seconds.
 

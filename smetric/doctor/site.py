@@ -383,7 +383,7 @@ class Site:
     """Set-up under examination.
 
     Args:
-        settings: those that `smetric serve` would use.
+        settings: the settings of `smetric serve`.
         client: HTTP client for exchanges.
         engines: the instances as they answered.
         router: a router with the same sources in this process, which takes no requests.

@@ -110,7 +110,7 @@ class Fleet:
         return self._by_id.get(id)
 
     def measured_by(self, measure: Measure) -> None:
-        """Let *measure* fill its features, except those that another one fills already."""
+        """Let *measure* fill its features, except features that another one fills already."""
         for name in measure.measures:
             self._measures.setdefault(name, measure)
 
@@ -136,7 +136,7 @@ class Fleet:
         deprioritized.
 
         If fewer than the tolerated share are healthy, a wrong view is more likely than a failure of that many engines.
-        Then all are candidates (panic), except those that refuse connections; if no other one is left, those too.
+        Then all are candidates (panic), except instances that refuse connections; if no other one is left, these too.
 
         Raises:
             NoCandidate: 404 if every instance's models are known and none serves *model*; 503 if all that serve it are

@@ -275,7 +275,7 @@ FORECAST_OTHER = Attribute(
 FORECAST_OTHER_TTFT = Attribute("smetric.forecast.other_ttft", "The same of that one.", "double", "s")
 CANDIDATES = Attribute("smetric.candidate.count", "Instances configured.", "int")
 ELIGIBLE = Attribute("smetric.candidate.eligible_count", "Instances the policy was given.", "int")
-FILTERED = Attribute("smetric.candidate.filtered_count", "Number of those that its filters removed.", "int")
+FILTERED = Attribute("smetric.candidate.filtered_count", "Number of candidates that its filters removed.", "int")
 TIED = Attribute("smetric.candidate.tied_count", "Number of candidates with the best score.", "int")
 FILTER_REASONS = Attribute(
     "smetric.candidate.filter_reasons", "Reasons why the others were no candidates, e.g. `draining=1 model=3`."
