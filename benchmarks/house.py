@@ -34,19 +34,18 @@ import json
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 from benchmarks.kit import probe
-from benchmarks.kit.collector import collector
+from benchmarks.kit.collector import collector, serving
 from benchmarks.kit.load import free_ports, is_ready
 from benchmarks.kit.process import Process, running
 
@@ -162,21 +161,6 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-@contextmanager
-def fake_instance() -> Iterator[str]:
-    """Run a fake instance; its base URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Instance)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
-
-
 class ProbedRouter:
     """A router process under `kit/probe.py`, and one connection to it."""
 
@@ -216,7 +200,7 @@ class ProbedRouter:
 def probed_router(tree: Path, collector_url: str = "") -> Iterator[ProbedRouter]:
     """Run the router of *tree* with default settings and one fake instance."""
     python = tree / ".venv" / "bin" / "python"
-    with tempfile.TemporaryDirectory(prefix="smetric-house-") as name, fake_instance() as instance:
+    with tempfile.TemporaryDirectory(prefix="smetric-house-") as name, serving(_Instance) as instance:
         folder = Path(name)
         port, report = free_ports(2), folder / "report.json"
         command = [str(python if python.exists() else sys.executable), probe.__file__, str(tree), str(report)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -19,13 +19,13 @@ class _Sink(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextmanager
-def collector() -> Iterator[str]:
-    """Run it; its base URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Sink)
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve with *handler* on a free port; yields the base URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -35,3 +35,8 @@ def collector() -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+def collector() -> AbstractContextManager[str]:
+    """Return a running collector's base URL as a context."""
+    return serving(_Sink)

@@ -32,6 +32,7 @@ route rr_argmin(requests) as balance
 """
 
 ROUTE = "/v1/chat/completions"
+TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 
 
 @functools.cache
@@ -153,3 +154,23 @@ def run_one(app: Telemetry, made: DecisionRecord, *headers: tuple[bytes, bytes],
     attempt.end(names.OK, status=200)
     exchange.end(200, bytes_out=10)
     return exchange
+
+
+def parent(flag: bytes = b"01") -> tuple[bytes, bytes]:
+    return b"traceparent", b"00-%b-%b-%b" % (TRACE, SPAN, flag)
+
+
+def fail_once(app: Telemetry) -> Exchange:
+    """A request whose first attempt has failed."""
+    exchange = begin(app)
+    exchange.decided(record())
+    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
+    return exchange
+
+
+def retry(app: Telemetry) -> None:
+    """A request that another instance answers."""
+    exchange = fail_once(app)
+    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
+    exchange.attempt(ROUTE).end(names.OK, status=200)
+    exchange.end(200)

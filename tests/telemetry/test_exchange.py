@@ -5,34 +5,11 @@ from collections.abc import Callable
 from structlog.testing import capture_logs
 
 from smetric import names
-from smetric.fleet.exchange import Exchange
 from smetric.request.prompt import BlockKeys, Prompt
 from smetric.telemetry.decisions import brief, full
 from smetric.telemetry.exchange import Telemetry
 from tests.telemetry.otlp_receiver import Receiver
-from tests.telemetry.samples import ROUTE, begin, record, run_one, telemetry
-
-TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
-
-
-def parent(flag: bytes = b"01") -> tuple[bytes, bytes]:
-    return b"traceparent", b"00-%b-%b-%b" % (TRACE, SPAN, flag)
-
-
-def fail_once(app: Telemetry) -> Exchange:
-    """A request whose first attempt has failed."""
-    exchange = begin(app)
-    exchange.decided(record())
-    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
-    return exchange
-
-
-def retry(app: Telemetry) -> None:
-    """A request that another instance answers."""
-    exchange = fail_once(app)
-    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
-    exchange.attempt(ROUTE).end(names.OK, status=200)
-    exchange.end(200)
+from tests.telemetry.samples import ROUTE, TRACE, begin, parent, record, retry, run_one, telemetry
 
 
 class Canary(Prompt):

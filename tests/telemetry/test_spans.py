@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 
 from smetric import names
 from smetric.features import VOCABULARY
-from smetric.fleet.exchange import Exchange
 from smetric.fleet.instance import Instance
 from smetric.fleet.record import DecisionRecord, Forecast, Shadowed
 from smetric.policy import Decision, Outcome, Snapshot, load
@@ -22,29 +21,20 @@ from smetric.telemetry.outcomes import migration_of
 from smetric.telemetry.spans import of_attempt, of_decision, of_request, of_shadow, of_shadows, params_of
 from tests.fakes import exchange_of
 from tests.telemetry.otlp_receiver import Receiver
-from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope
-
-TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
-
-
-def parent(flag: bytes = b"01") -> tuple[bytes, bytes]:
-    return b"traceparent", b"00-%b-%b-%b" % (TRACE, SPAN, flag)
-
-
-def fail_once(app: Telemetry) -> Exchange:
-    """A request whose first attempt has failed."""
-    exchange = begin(app)
-    exchange.decided(record())
-    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
-    return exchange
-
-
-def retry(app: Telemetry) -> None:
-    """A request that another instance answers."""
-    exchange = fail_once(app)
-    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
-    exchange.attempt(ROUTE).end(names.OK, status=200)
-    exchange.end(200)
+from tests.telemetry.samples import (
+    ROUTE,
+    SPAN,
+    TRACE,
+    begin,
+    fail_once,
+    fleet,
+    parent,
+    record,
+    request,
+    retry,
+    run_one,
+    scope,
+)
 
 
 async def test_spans_of_a_routed_request_are_server_route_and_client(app: Telemetry, receiver: Receiver) -> None:
