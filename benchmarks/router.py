@@ -46,13 +46,13 @@ class Scenario:
         shape: the bodies.
         connections: of the load client.
         requests: in one round.
-        tells: what it is about, a column of `Measured`.
+        figure: the column of `Measured` that it is for.
     """
 
     shape: Shape
     connections: int
     requests: int
-    tells: str = "cpu_us"
+    figure: str = "cpu_us"
 
 
 SCENARIOS = {
@@ -166,13 +166,13 @@ def index_blocks(smetric: Running) -> int:
 
 def table(name: str, scenario: Scenario, result: dict[str, Measured], base: str) -> list[str]:
     """The rows of one scenario."""
-    unit = UNITS[scenario.tells]
-    if scenario.tells == "cpu_us":
+    unit = UNITS[scenario.figure]
+    if scenario.figure == "cpu_us":
         unit += " a chunk" if scenario.shape.chunks else " a request"
-    of_base = result[base].values(scenario.tells) if base in result else []
+    of_base = result[base].values(scenario.figure) if base in result else []
     rows = []
     for router, measured in result.items():
-        values = measured.values(scenario.tells)
+        values = measured.values(scenario.figure)
         wrong = f"  {measured.bad} BAD ANSWERS" if measured.bad else ""
         if not values:
             rows.append(f"{name:9}{router:18}{'-':>9}{wrong}")

@@ -47,7 +47,7 @@ FLUSH_EVERY = 200
 
 
 def sink(ready: Connection) -> None:
-    """The collector's process: tells its address, ends when told."""
+    """The collector's process: prints its address, and ends on request."""
     with collector() as url:
         ready.send(url)
         ready.recv()

@@ -103,15 +103,15 @@ def matrix() -> str:
 
 def reliability() -> str:
     """Return the table of reliability figures."""
-    told: dict[str, str] = {}
+    measured: dict[str, str] = {}
     for run in results().values():
-        told |= run["figures"]
-    told |= {"F10": survived(), "F17": dependencies()}
+        measured |= run["figures"]
+    measured |= {"F10": survived(), "F17": dependencies()}
 
     def line(name: str, about: dict[str, str]) -> tuple[str, ...]:
         soak = "-m soak -o faulthandler_timeout=0 " if name in results().get("soak", {"figures": ()})["figures"] else ""
         command = f"pytest {soak}tests -k '{about['by']}'" if "by" in about else about.get("command", "")
-        parts = [value for part, value in sorted(told.items()) if part.split()[0] == name]
+        parts = [value for part, value in sorted(measured.items()) if part.split()[0] == name]
         value = f"not applicable: {about['instead']}" if "instead" in about else "; ".join(parts) or "not measured"
         return name, about["figure"], about["target"], value, f"`{command}`" if command else "–"
 

@@ -52,7 +52,7 @@ static const char MODELS[] =
     "{\"object\":\"list\",\"data\":[{\"id\":\"m\",\"object\":\"model\",\"created\":1764450000,\"owned_by\":\"vllm\","
     "\"root\":\"m\",\"parent\":null,\"max_model_len\":1048576}]}";
 
-// What routers ask of an instance besides, and what they are told.
+// Further questions of routers to an instance, and the answers.
 static const struct {
   const char *path, *type, *body;
 } PAGES[] = {

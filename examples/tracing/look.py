@@ -38,12 +38,12 @@ async def look(port: int, work: Path) -> None:
             url = await asyncio.to_thread(stack.enter_context, serving)
             print("playing a hot spot …", flush=True)
             seen = await play(url)
-            print(await asyncio.to_thread(told, ui, seen, f"http://127.0.0.1:{admin}", url), flush=True)
+            print(await asyncio.to_thread(answers, ui, seen, f"http://127.0.0.1:{admin}", url), flush=True)
             await asyncio.Event().wait()
 
 
-def told(ui: str, seen: HotSpot, admin: str, url: str) -> str:
-    """Print the page that answers each question."""
+def answers(ui: str, seen: HotSpot, admin: str, url: str) -> str:
+    """Return the page that answers each question."""
     stayed, moved = (decision_page(ui, one.decision, "route") for one in (seen.stayed, seen.moved))
     shadow = find(ui, f"trace_id == '{moved.trace_id}' and 'shadow' in name")[0]
     return "\n".join(

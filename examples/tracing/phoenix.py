@@ -105,7 +105,7 @@ def phoenix(work: Path, *, port: int, grpc_port: int) -> Iterator[str]:
     """
     work.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{port}"
-    told = {
+    environ = {
         "PHOENIX_HOST": "127.0.0.1",
         "PHOENIX_PORT": str(port),
         "PHOENIX_GRPC_PORT": str(grpc_port),
@@ -114,5 +114,5 @@ def phoenix(work: Path, *, port: int, grpc_port: int) -> Iterator[str]:
     }
     log = work / "phoenix.log"
     command: list[str | Path] = [folder() / "venv" / "bin" / "phoenix", "serve"]
-    with serving(command, told, log, ready=f"{url}/healthz", ready_s=READY_S, end_s=END_S):
+    with serving(command, environ, log, ready=f"{url}/healthz", ready_s=READY_S, end_s=END_S):
         yield url

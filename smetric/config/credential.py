@@ -34,7 +34,7 @@ class Credential:
         clock: seconds, for looking again.
 
     Raises:
-        ConfigError: the file cannot be read, or what it holds cannot be a secret; its text is not told.
+        ConfigError: the file cannot be read, or what it holds cannot be a secret; its text is not shown.
     """
 
     def __init__(

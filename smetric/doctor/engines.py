@@ -84,7 +84,7 @@ async def reachable(site: Site) -> Findings:
 
 
 def _may_be_one(one: ExaminedEngine, other: ExaminedEngine) -> bool:
-    """Return whether two engines at one address may be one process; a gateway may tell several apart by name."""
+    """Return whether two engines at one address may be one process; a gateway may route to several by name."""
     ours, theirs = one.page.started_at, other.page.started_at
     return ours is None or theirs is None or abs(ours - theirs) <= SAME_START_S
 
@@ -126,33 +126,33 @@ async def versions(site: Site) -> Findings:
     if unknown := by_version.pop("", []):
         yield info(
             f"instance {listed(unknown)}",
-            "it does not tell a version at /version",
+            "its version is not at /version",
             "it may be another server than vLLM, for which the other checks prove less",
             "point `url` at the vLLM server itself, not at a proxy in front of it",
         )
     if len(by_version) > 1:
         yield warning(
             "instances",
-            f"versions of vLLM differ: {_told(by_version)}",
+            f"versions of vLLM differ: {_by_value(by_version)}",
             "chat templates, block hashes, metric names and KV events change between versions",
             "run one version of vLLM everywhere",
         )
 
 
-def _told(by_value: Mapping[str, Sequence[str]]) -> str:
+def _by_value(by_value: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{shown(value)} on {listed(ids)}" for value, ids in sorted(by_value.items()))
 
 
 async def caches(site: Site) -> Findings:
     """Check that prefix caching is on everywhere, with the same blocks and hashes."""
-    telling = [engine for engine in site.reachable if engine.page.cache]
+    reporting = [engine for engine in site.reachable if engine.page.cache]
     silent = [
         engine
         for engine in site.reachable
         if not engine.page.cache and not engine.page_problem and engine.speaks_vllm and not engine.page.refused
     ]
-    if not telling and not silent:
-        raise Skipped("no instance tells of its cache")
+    if not reporting and not silent:
+        raise Skipped("no instance reports its cache")
     for engine in silent:
         yield info(
             engine.where,
@@ -160,7 +160,7 @@ async def caches(site: Site) -> Findings:
             "block size and capacity are taken to be as configured",
             "run vLLM 0.6 or newer",
         )
-    for engine in telling:
+    for engine in reporting:
         if engine.page.cache.get("enable_prefix_caching") == "False":
             yield error(
                 engine.where,
@@ -168,25 +168,25 @@ async def caches(site: Site) -> Findings:
                 "it computes every prompt from the start, so sending a session there again saves nothing",
                 "start the engine with `--enable-prefix-caching` (and without `--no-enable-prefix-caching`)",
             )
-    sizes, ours = _by_label(telling, "block_size"), str(site.settings.block_size)
+    sizes, ours = _by_label(reporting, "block_size"), str(site.settings.block_size)
     if set(sizes) - {ours}:
         yield warning(
             "block_size",
-            f"it is {ours} here; on the engines it is {_told(sizes)}",
+            f"it is {ours} here; on the engines it is {_by_value(sizes)}",
             "expected hits are rounded down to blocks of the wrong size",
             f"set `block_size: {shown(next(iter(sizes)))}`"
             if len(sizes) == 1
             else "start all engines with the same `--block-size`, and set `block_size` to it",
         )
-    hashes = _by_label(telling, "prefix_caching_hash_algo")
+    hashes = _by_label(reporting, "prefix_caching_hash_algo")
     if len(hashes) > 1:
         yield warning(
             "instances",
-            f"hashes of blocks differ: {_told(hashes)}",
+            f"hashes of blocks differ: {_by_value(hashes)}",
             "what one engine puts into a shared store (LMCache) is never found by another",
             "start all engines with the same `--prefix-caching-hash-algo`",
         )
-    sized = sorted((engine for engine in telling if engine.cache_tokens), key=lambda engine: engine.cache_tokens)
+    sized = sorted((engine for engine in reporting if engine.cache_tokens), key=lambda engine: engine.cache_tokens)
     if sized and sized[-1].cache_tokens > UNEQUAL * sized[0].cache_tokens:
         small, large = sized[0], sized[-1]
         yield info(

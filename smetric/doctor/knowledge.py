@@ -108,7 +108,7 @@ async def _published(site: Site, source: KvEvents, engine: ExaminedEngine, liste
             ("endpoint", "endpoint", publisher.endpoint),
             ("replay", "replay_endpoint", publisher.replay),
         ):
-            if at and (problem := await _publisher_problem(at)):
+            if at and (problem := await publisher_problem(at)):
                 yield error(
                     engine.where,
                     f"its KV events cannot be received at {at}: {problem}",
@@ -172,7 +172,7 @@ async def _arrives(source: KvEvents, id: str, before: int) -> bool:
     return True
 
 
-async def _publisher_problem(address: str) -> str:
+async def publisher_problem(address: str) -> str:
     """Return why no ZeroMQ socket is at *address*; empty if there is one, or if it cannot be checked from here."""
     try:
         parts = urlsplit(address)
@@ -204,7 +204,7 @@ async def hits(site: Site) -> Findings:
         raise Skipped("probes are turned off")
     by_model = site.by_model()
     if not by_model:
-        raise Skipped("no instance tells what it serves")
+        raise Skipped("no instance lists its models")
     parts = [_proved(site, model, engines[0]) for model, engines in by_model.items()]
     parts += [_reports(site, model, other) for model, engines in by_model.items() for other in engines[1:]]
     async for finding in joined(parts):
@@ -219,7 +219,7 @@ async def _proved(site: Site, model: str, engine: ExaminedEngine) -> Findings:
         ids = await router.token_ids.of(request)
         prediction = None
         if engine.page.cache.get("enable_prefix_caching") != "False":
-            # Tell the sources what a router would.
+            # The sources learn what a router would report to them.
             if request.prompt is not None and usage.prompt_tokens:
                 router.tokens.learn(request.model, request.prompt.size, usage.prompt_tokens)
             router.router.prefilled(request, instance)
@@ -398,19 +398,19 @@ async def tokens(site: Site) -> Findings:
         raise Skipped("tokenizer.source is estimated, so nothing is looked up by token ids")
     by_model = site.by_model()
     if not by_model:
-        raise Skipped("no instance tells what it serves")
+        raise Skipped("no instance lists its models")
     async for finding in joined(_tokens_of(site, model, engines) for model, engines in by_model.items()):
         yield finding
 
 
 async def _tokens_of(site: Site, model: str, engines: Sequence[ExaminedEngine]) -> Findings:
     for kind, body in _BODIES:
-        told = await asyncio.gather(*(_engine_ids(site, engine, model, chat_of_chat(body)) for engine in engines))
-        if all(isinstance(ids, NotTokenised) and not isinstance(ids, Unavailable) for ids in told):
+        answers = await asyncio.gather(*(_engine_ids(site, engine, model, chat_of_chat(body)) for engine in engines))
+        if all(isinstance(ids, NotTokenised) and not isinstance(ids, Unavailable) for ids in answers):
             continue  # no template takes it; one without tools may pass
         request = site.read(Api.CHAT, orjson.dumps({"model": model, **body}))
         ours = await site.router.token_ids.of(request) if site.settings.tokenizer.source == "local" else None
-        for finding in _compared(site, model, kind, list(zip(engines, told, strict=True)), ours):
+        for finding in _compared(site, model, kind, list(zip(engines, answers, strict=True)), ours):
             yield finding
         return
     yield info(
@@ -425,11 +425,11 @@ def _compared(
     site: Site,
     model: str,
     kind: str,
-    told: Sequence[tuple[ExaminedEngine, array[int] | NotTokenised]],
+    answers: Sequence[tuple[ExaminedEngine, array[int] | NotTokenised]],
     ours: Sequence[int] | None,
 ) -> Iterator[Finding]:
     source = site.settings.tokenizer.source
-    for engine, ids in told:
+    for engine, ids in answers:
         if isinstance(ids, NotTokenised) and source == "engine":
             yield error(
                 engine.where,
@@ -438,7 +438,7 @@ def _compared(
                 "with `tokenizer.source: engine`, look-ups by token ids find nothing",
                 "let the proxy before the engine pass /tokenize on, or set `tokenizer.source: local`",
             )
-    known = [(engine, ids) for engine, ids in told if not isinstance(ids, NotTokenised)]
+    known = [(engine, ids) for engine, ids in answers if not isinstance(ids, NotTokenised)]
     if not known:
         return
     first, theirs = known[0]

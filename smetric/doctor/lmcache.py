@@ -181,7 +181,7 @@ async def _chunks_problem(site: Site) -> str:
     """Return how the service cuts prompts otherwise than configured, by a look-up of unknown tokens."""
     settings = site.settings.lmcache
     if settings.mode == "controller":
-        return ""  # its answers do not tell
+        return ""  # unknown from its answers
     question = LmcacheQuestion(array("I", range(3 * settings.chunk_size)), "smetric-doctor", "")
     try:
         await _ask(site, Coordinator(settings.chunk_size, 1), question)

@@ -347,14 +347,14 @@ async def look(client: SiteClient, settings: InstanceSettings, scrape_s: float) 
             return None, str(reason)
         return reply, "" if reply.status == 200 else f"{path} says {reply.status}"
 
-    (health, problem), (told, no_version), (listing, no_cards), (scraped, no_page) = await asyncio.gather(
+    (health, problem), (reply, no_version), (listing, no_cards), (scraped, no_page) = await asyncio.gather(
         get("/health"), get("/version"), get("/v1/models"), get("/metrics", scrape_s, MAX_PAGE_BYTES)
     )
     text = b"\n" + scraped.body if scraped is not None and not no_page else b""
     version, cards = "", list[ModelCard]()
     try:
-        if told is not None and not no_version:
-            version = msgspec.json.decode(told.body, type=_Version).version
+        if reply is not None and not no_version:
+            version = msgspec.json.decode(reply.body, type=_Version).version
     except UNREADABLE:
         pass  # unknown
     try:

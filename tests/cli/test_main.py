@@ -105,9 +105,7 @@ run()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-@pytest.mark.parametrize(
-    "arguments", [("config", "schema"), ("fmt", "-"), ("emulate", "--port", "0"), ("--help",), ("check", "--help")]
-)
+@pytest.mark.parametrize("arguments", [("config", "schema"), ("fmt", "-"), ("emulate", "--port", "0"), ("--help",)])
 def test_output_that_cannot_be_written_is_one_line(arguments: tuple[str, ...]) -> None:
     policy = (ROOT / "policies" / "load_only.policy").open()
     with policy, open("/dev/full", "w") as full, started(*arguments, stdin=policy, stdout=full) as process:

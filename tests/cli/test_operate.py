@@ -207,9 +207,9 @@ async def test_doctor_findings_end_with_1_and_are_in_json() -> None:
             *instances, *ports, "--instance", "http://127.0.0.1:9", "--format", "json", "--no-probe"
         )
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert told["instances"] == {"configured": 3, "reachable": 2}
-    found = [(check["name"], finding["where"]) for check in told["checks"] for finding in check["findings"]]
+    report = json.loads(result.stdout)
+    assert report["instances"] == {"configured": 3, "reachable": 2}
+    found = [(check["name"], finding["where"]) for check in report["checks"] for finding in check["findings"]]
     assert found == [("instances", "instance 127.0.0.1:9")]
 
 

@@ -101,14 +101,12 @@ def test_serve_logs_warnings_of_libraries(tmp_path: Path) -> None:
     assert [json.loads(line)["event"] for line in logged.splitlines()][-2:] == ["smetric.stopped", "library"]
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_serve_without_standard_streams_reserves_their_descriptors(closed: str) -> None:
-    with Router("--policy", "load_only", before=("bash", "-c", f'exec "$@" {closed}', "closed")) as router:
+def test_serve_without_standard_streams_reserves_their_descriptors() -> None:
+    with Router("--policy", "load_only", before=("bash", "-c", 'exec "$@" <&- >&- 2>&-', "closed")) as router:
         router.until_ready()
         opened = [os.readlink(f"/proc/{router.process.pid}/fd/{number}").partition(":")[0] for number in range(3)]
         router.terminate()
-    assert opened.count("/dev/null") == closed.count("&-")
-    assert "socket" not in opened
+    assert opened == ["/dev/null"] * 3
 
 
 def test_sighup_during_start_is_handled_once_serving(tmp_path: Path) -> None:

@@ -388,7 +388,5 @@ def test_setting_is_read_somewhere() -> None:
     code = "\n".join(
         path.read_text() for path in package.rglob("*.py") if "config" not in path.relative_to(package).parts
     )
-    unread = [
-        name for name in names() if not re.search(rf"{'' if '.' in name else 'settings.'}\b{re.escape(name)}\b", code)
-    ]
-    assert unread == []
+    read = set(re.findall(r"(?=\b(\w+\.\w+)\b)", code))
+    assert [name for name in names() if (name if "." in name else f"settings.{name}") not in read] == []

@@ -135,17 +135,17 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
          "run one version of vLLM everywhere"),
     "a clock that is wrong":
         (header("date", "Sun, 06 Nov 1994 08:49:37 GMT"), "versions", WARNING, "behind ours", "NTP"),
-    "a clock that tells nonsense and a version that is no word":
+    "a clock with nonsense and a version that is no word":
         (both(header("date", "Mon, 01 Jan 99999999999 00:00:00 GMT"),
-              bad_version), "versions", INFO, "does not tell a version", "point `url` at"),
+              bad_version), "versions", INFO, "its version is not at", "point `url` at"),
     "an alias for nothing":
         (with_settings(models={"gpt": "n"}), "models", ERROR, "n, which no instance serves",
          "set `models.gpt`"),
     "a configured model that is not served":
         (first_is(models=("n",)), "models", ERROR, "does not serve n; it serves m", "--served-model-name"),
-    "models that are not told":
+    "models that are not listed":
         (refusing("/v1/models", 404), "models", ERROR, "not known: /v1/models says 404", "name its `models`"),
-    "models that are configured and not told":
+    "models that are configured and not listed":
         (both(refusing("/v1/models", 404), first_is(models=("m",))), "models", INFO, "not known: /v1/models says 404",
          "why the engine does not list them"),
     "another model of the same name":

@@ -178,23 +178,23 @@ class Lab:
 
     async def findings(self, *, may_probe: bool = False) -> list[tuple[str, Finding]]:
         """Examine the set-up, and return each finding with the name of its check."""
-        return told(await examine(self.settings, may_probe=may_probe))
+        return all_findings(await examine(self.settings, may_probe=may_probe))
 
     async def only_finding(self, check: str, severity: FindingSeverity, *, may_probe: bool = False) -> Finding:
         """Examine the set-up, and return its only finding, which is of this check and severity."""
         examination = await examine(self.settings, may_probe=may_probe)
-        found = told(examination)
+        found = all_findings(examination)
         assert [(by, finding.severity) for by, finding in found] == [(check, severity)], as_text(examination)
         return found[0][1]
 
     async def is_fine(self, *, may_probe: bool = False) -> bool:
         """Examine the set-up, and return whether nothing was found."""
         examination = await examine(self.settings, may_probe=may_probe)
-        assert told(examination) == [], as_text(examination)
+        assert all_findings(examination) == [], as_text(examination)
         return True
 
 
-def told(examination: Examination) -> list[tuple[str, Finding]]:
+def all_findings(examination: Examination) -> list[tuple[str, Finding]]:
     return [(outcome.check.name, finding) for outcome in examination.outcomes for finding in outcome.findings]
 
 

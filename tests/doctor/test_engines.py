@@ -12,7 +12,7 @@ from smetric.config.settings import InstanceSettings, Listen
 from smetric.doctor import engines
 from smetric.doctor.examination import examine
 from tests.doctor.broken import ERROR
-from tests.doctor.lab import Edit, Lab, told
+from tests.doctor.lab import Edit, Lab, all_findings
 from tests.fakes import Call, FakeEngine
 
 
@@ -78,6 +78,6 @@ async def test_keep_alive_check_measures_early_closes(lab: Lab) -> None:
         examination = await examine(replace(lab.settings, instances=instances), may_probe=False, may_wait=True)
     finally:
         await engine.stop()
-    found = dict(told(examination))
+    found = dict(all_findings(examination))
     assert "closes idle connections after 0." in found["keep-alive"].what
     assert "VLLM_HTTP_TIMEOUT_KEEP_ALIVE" in found["keep-alive"].remedy

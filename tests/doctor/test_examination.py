@@ -15,7 +15,7 @@ from smetric.doctor import examination as examined_by
 from smetric.doctor.examination import Check, CheckOutcome, CheckResult, Examination, as_json, as_text, examine
 from smetric.doctor.site import Finding, Findings, FindingSeverity, Site, Skipped, error, info, listed, shown, warning
 from tests.doctor.broken import BROKEN
-from tests.doctor.lab import Lab, listening, publishing, told
+from tests.doctor.lab import Lab, all_findings, listening, publishing
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ async def test_examination_of_a_fault_free_set_up_finds_nothing(lab: Lab, tmp_pa
     async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
         index = replace(lab.settings.prefix_index, folder=str(tmp_path))
         examination = await examine(replace(listening(lab, one, two), replicas=4, prefix_index=index))
-    assert told(examination) == [], as_text(examination)
+    assert all_findings(examination) == [], as_text(examination)
     skipped = [outcome.check.name for outcome in examination.outcomes if outcome.result is not CheckResult.FINE]
     assert skipped == ["traffic"]  # no router runs
     assert examination.exit_code == 0
@@ -67,7 +67,7 @@ async def test_examination_without_reachable_instances_ends_with_3(lab: Lab) -> 
     instances = (InstanceSettings(id="a", url="http://127.0.0.1:9"),)
     examination = await examine(replace(lab.settings, instances=instances))
     assert examination.exit_code == 3
-    assert [check for check, _ in told(examination)] == ["instances"]
+    assert [check for check, _ in all_findings(examination)] == ["instances"]
     assert "0 of 1 instance answers" in as_text(examination)
 
 
@@ -93,7 +93,10 @@ async def test_examination_isolates_checks_that_hang_or_fail(lab: Lab, monkeypat
     monkeypatch.setattr(examined_by, "CHECKS", checks)
     examination = await examine(lab.settings)
     assert [outcome.result.value for outcome in examination.outcomes] == ["late", "failed", "skipped"]
-    assert [found.what for _, found in told(examination)] == ["not done within 0.1 s", "it failed (ZeroDivisionError)"]
+    assert [found.what for _, found in all_findings(examination)] == [
+        "not done within 0.1 s",
+        "it failed (ZeroDivisionError)",
+    ]
     assert examination.exit_code == 1
     assert as_json(examination)["checks"][2]["reason"] == "nothing there"
 
@@ -136,21 +139,21 @@ def test_report_text_sorts_by_severity_and_lists_skipped() -> None:
 
 
 def test_report_json_is_stable() -> None:
-    told = as_json(EXAMINATION)
-    assert {name: told[name] for name in ("schema", "exit_code", "instances", "counts")} == {
+    report = as_json(EXAMINATION)
+    assert {name: report[name] for name in ("schema", "exit_code", "instances", "counts")} == {
         "schema": 1,
         "exit_code": 1,
         "instances": {"configured": 2, "reachable": 2},
         "counts": {"error": 1, "warning": 1, "info": 1},
     }
-    assert [(check["name"], check["result"], check["reason"]) for check in told["checks"]] == [
+    assert [(check["name"], check["result"], check["reason"]) for check in report["checks"]] == [
         ("metrics", "found", ""),
         ("caches", "found", ""),
         ("models", "fine", ""),
         ("lmcache", "skipped", "lmcache.url is not set"),
     ]
-    assert told["checks"][1]["looks_at"] == "the caches"
-    assert told["checks"][1]["findings"][0] == {
+    assert report["checks"][1]["looks_at"] == "the caches"
+    assert report["checks"][1]["findings"][0] == {
         "severity": "warning",
         "where": "block_size",
         "what": "16 here",

@@ -32,7 +32,7 @@ from smetric.http.tls import Tls
 from smetric.sources.prefix_index import persistence
 from smetric.sources.shared import peers
 from tests.doctor.broken import ERROR, WARNING
-from tests.doctor.lab import Lab, running, told
+from tests.doctor.lab import Lab, all_findings, running
 from tests.fakes import Call, FakeEngine
 from tests.ports import free_port
 
@@ -88,8 +88,8 @@ async def test_replicas_check_finds_refused_tokens_and_wrong_counts(lab: Lab) ->
         fine = await examine(lab.settings, may_probe=False)
         peers = replace(lab.settings.peers, token="another-secret-of-ours")
         found = await examine(replace(lab.settings, replicas=3, peers=peers), may_probe=False)
-    assert told(fine) == [], as_text(fine)
-    (_, few), (_, refused) = told(found)
+    assert all_findings(fine) == [], as_text(fine)
+    (_, few), (_, refused) = all_findings(found)
     assert (few.severity, refused.severity) == (WARNING, ERROR)
     assert "1 are named, and there are 3 replicas" in few.what
     assert "the same `peers.token`" in refused.remedy
@@ -173,7 +173,7 @@ async def test_traffic_check_names_clients_that_break_their_caches(lab: Lab) -> 
                 answer = await response.json()
             history.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         examination = await examine(lab.settings, may_probe=False)
-    (finding,) = [finding for _, finding in told(examination)]
+    (finding,) = [finding for _, finding in all_findings(examination)]
     assert finding.severity is WARNING
     assert "system" in finding.what
     assert "out of the system prompt" in finding.remedy
@@ -206,6 +206,6 @@ async def test_traffic_check_without_the_admin_token_is_skipped(lab: Lab) -> Non
     async with running(lab):
         examination = await examine(examined, may_probe=False)
         fine = await examine(lab.settings, may_probe=False)
-    assert told(examination) == told(fine) == [], as_text(examination)
+    assert all_findings(examination) == all_findings(fine) == [], as_text(examination)
     (traffic,) = [one for one in examination.outcomes if one.check.name == "traffic"]
     assert "SMETRIC_ADMIN__TOKEN" in traffic.reason

@@ -26,8 +26,8 @@ def reporting(cached: Callable[[], int]) -> FakeEngine:
 
     async def answer(call: Call) -> None:
         usage = {"prompt_tokens": 1000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached()}}
-        told = {"id": "c", "choices": [{"index": 0, "message": {"content": "ok"}}], "usage": usage}
-        await call.answer(200, json.dumps(told).encode(), JSON)
+        document = {"id": "c", "choices": [{"index": 0, "message": {"content": "ok"}}], "usage": usage}
+        await call.answer(200, json.dumps(document).encode(), JSON)
 
     engine = FakeEngine(answer)
 

@@ -188,11 +188,11 @@ async def test_compressed_stream_passes_as_it_is_and_ends_by_its_framing(how: st
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "reason"),
     [(b"", "ended the connection before it answered"), (b"SSH-2.0-x\r\n\r\n", "is not HTTP/1.1")],
     ids=["nothing", "another protocol"],
 )
-async def test_error_text_names_the_failure_of_the_instance(raw: bytes, told: str) -> None:
+async def test_error_text_names_the_failure_of_the_instance(raw: bytes, reason: str) -> None:
     async def script(call: Call) -> None:
         await call.send(raw)
         call.close()
@@ -200,7 +200,7 @@ async def test_error_text_names_the_failure_of_the_instance(raw: bytes, told: st
     async with running(FakeEngine(), script=script) as router:
         answer = await router.chat()
         assert answer.status == 502
-        assert orjson.loads(answer.body)["error"]["message"].endswith(told)
+        assert orjson.loads(answer.body)["error"]["message"].endswith(reason)
 
 
 @pytest.mark.parametrize("path", BODIES)

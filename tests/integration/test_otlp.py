@@ -143,13 +143,13 @@ async def test_resource_names_the_router_and_scope_names_smetric(receiver: Recei
     async with engines(1) as fleet, router(tmp_path, fleet.urls, ["a"]) as url:
         await converse(url, 1)
     (resource,) = {tuple(sorted(one.resource.items())) for one in receiver.spans}
-    told = dict(resource)
-    assert told["service.name"] == "smetric"
-    assert told["service.version"] == smetric.__version__
-    assert told["service.namespace"] == "prod"
-    assert told["k8s.pod.name"] == "router-0"
-    assert told["smetric.policy.default"] == "smetric"
-    assert told["service.instance.id"]
+    attributes = dict(resource)
+    assert attributes["service.name"] == "smetric"
+    assert attributes["service.version"] == smetric.__version__
+    assert attributes["service.namespace"] == "prod"
+    assert attributes["k8s.pod.name"] == "router-0"
+    assert attributes["smetric.policy.default"] == "smetric"
+    assert attributes["service.instance.id"]
     assert {one.scope for one in receiver.spans} == {names.SCOPE}
 
 
