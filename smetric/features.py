@@ -103,7 +103,7 @@ _FEATURES = (
     ),
     Feature(
         name="decode_blocks",
-        doc="KV blocks of the requests that decode there: their prompts, and one token per streamed event.",
+        doc="KV blocks of the requests that have not ended there and of this one: shared prompt blocks count once.",
         unit="blocks",
         load=True,
         source="the router's ledger; the engine's block size, 16 tokens until it says",

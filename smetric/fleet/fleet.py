@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smetric.config import Settings
 from smetric.config.credential import credential
@@ -20,11 +20,16 @@ from smetric.fleet.instance import Instance, Scrape, State
 from smetric.policy.snapshot import Origins, Snapshot
 from smetric.policy.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from smetric.request.request import InferenceRequest
+
 #: Age in seconds above which a scraped value is unknown.
 UNKNOWN_AFTER_S = 30.0
+#: Feature that depends on the request to place.
+DECODE_BLOCKS = "decode_blocks"
 #: Features on which an instance in its slow start bears a phantom load, and the origins of their cells in the trace.
 #: `waiting` and `kv_usage` have none: rules ask by them whether an instance is full.
-PHANTOM = ("requests", "running", "unprefilled", "unprefilled_cost", "inflight_tokens", "decode_blocks")
+PHANTOM = ("requests", "running", "unprefilled", "unprefilled_cost", "inflight_tokens", DECODE_BLOCKS)
 LEDGER = "ledger"
 SLOW_START = "slow_start"
 #: Most models, as requests name them, whose candidates are cached.
@@ -182,12 +187,15 @@ class Fleet:
             raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
         return [i for i in chosen if not i.deprioritized] or chosen
 
-    def snapshot(self, candidates: Candidates, reads: Iterable[str]) -> Snapshot:
+    def snapshot(
+        self, candidates: Candidates, reads: Iterable[str], request: InferenceRequest | None = None
+    ) -> Snapshot:
         """Return what a policy sees of *candidates* now, before anything is looked up.
 
         Args:
             candidates: a result of `candidates`.
             reads: the features the policy reads.
+            request: the request to place, whose own blocks count in `decode_blocks`.
 
         Returns:
             A snapshot with a column for every feature of *reads* except look-ups.
@@ -209,12 +217,15 @@ class Fleet:
                 if not is_fresh:
                     cells = [None if at is None else cell for at, cell in zip(measured, cells, strict=True)]
                 if None in cells:
-                    own = [one.own for one in candidates] if feature.counted else None
-                    columns[name], known[name] = feature.fill(cells, own)
+                    counted = [one.own for one in candidates] if feature.counted else None
+                    columns[name], known[name] = feature.fill(cells, counted)
                 else:
                     columns[name] = cells
             elif name in CERTAIN:
                 columns[name] = CERTAIN[name](candidates)
+            elif name == DECODE_BLOCKS:
+                own = () if request is None else (request.prompt_len, *request.prompt_blocks())
+                columns[name] = [one.decode_blocks(*own) for one in candidates]
             elif not self._features[name].lookup:
                 columns[name], known[name], at = self._measured_now(name, candidates)
                 if at is not None:
@@ -308,7 +319,6 @@ SCRAPED: dict[str, ColumnOf] = {
 CERTAIN: dict[str, ColumnOf] = {
     "unprefilled_cost": _each(Instance.unprefilled_cost),
     "inflight_tokens": _each(Instance.inflight_tokens),
-    "decode_blocks": _each(Instance.decode_blocks),
     "model": _each(lambda instance: min(instance.models) if instance.models else ""),
     **{name: _each(attrgetter(name)) for name in ("unprefilled", "healthy", "draining", "id", "role", "pool", "zone")},
 }

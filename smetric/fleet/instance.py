@@ -5,7 +5,9 @@ Nothing here does I/O: sources write scrapes, the router charges, the proxy rele
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -50,9 +52,11 @@ class Lease:
         hit_len: tokens of them in the instance's own cache.
         fetched: further tokens that the instance can fetch from another tier.
         is_hit_known: whether *hit_len* was looked up; otherwise nothing is assumed to be cached.
+        blocks: hashes of its prompt's blocks, each of which covers all before it, to find blocks that requests share.
     """
 
     __slots__ = (
+        "_blocks",
         "_computed_ahead",
         "_pairs",
         "_pairs_ahead",
@@ -71,7 +75,14 @@ class Lease:
     )
 
     def __init__(
-        self, instance: Instance, prompts: int, prompt_len: int, hit_len: int, fetched: int, is_hit_known: bool
+        self,
+        instance: Instance,
+        prompts: int,
+        prompt_len: int,
+        hit_len: int,
+        fetched: int,
+        is_hit_known: bool,
+        blocks: Sequence[int] = (),
     ) -> None:
         self.instance = instance
         self.incarnation = instance.incarnation
@@ -86,6 +97,9 @@ class Lease:
         self._prefilling = True
         self._released = False
         self.answer: AnswerProgress | None = None
+        self._blocks = blocks
+        if blocks:
+            instance.enter(blocks)
         instance.own += prompts
         instance.unprefilled += self.new_tokens
         instance.uncomputed += self.computed
@@ -116,7 +130,6 @@ class Lease:
         if self._prefilling:
             self._end_prefill()
             instance = self.instance
-            instance.decoding_tokens += self.prompt_len
             instance.decoding.add(self)
             instance.load_changed()
 
@@ -129,8 +142,9 @@ class Lease:
         if self._prefilling:
             self._end_prefill()
         else:
-            instance.decoding_tokens -= self.prompt_len
             instance.decoding.discard(self)
+        if self._blocks:
+            instance.leave(self._blocks)
         instance.own -= self.prompts
         instance.sent_tokens -= self.prompt_len
         instance.load_changed()
@@ -239,11 +253,11 @@ class Instance:
     """
 
     __slots__ = (
+        "active",
         "adapters",
         "attention_tokens",
         "cache",
         "decoding",
-        "decoding_tokens",
         "deprioritized",
         "draining",
         "healthy",
@@ -256,6 +270,7 @@ class Instance:
         "own",
         "pool",
         "prefix_tokens",
+        "repeated",
         "role",
         "scrape",
         "seen_empty",
@@ -311,9 +326,11 @@ class Instance:
         #: Those of them that no known tier holds, and twice the token pairs that attend when they are computed.
         self.uncomputed = 0
         self.uncomputed_pairs = 0
-        #: Prompt tokens of all requests sent and not ended, and of those whose first body byte has arrived.
+        #: Prompt tokens of all requests sent and not ended.
         self.sent_tokens = 0
-        self.decoding_tokens = 0
+        #: How many of these requests hold each prompt block, as far as a policy asks; and how often one is held again.
+        self.active: Counter[int] = Counter()
+        self.repeated = 0
         #: Leases whose first body byte has arrived.
         self.decoding: set[Lease] = set()
         self.scrape: Scrape | None = None
@@ -327,7 +344,14 @@ class Instance:
     def __repr__(self) -> str:
         return f"<Instance {self.id} {self.url} own={self.own} healthy={self.healthy}>"
 
-    def charge(self, prompts: int, prompt_len: int, hit_len: int | None = None, stored: int = 0) -> Lease:
+    def charge(
+        self,
+        prompts: int,
+        prompt_len: int,
+        hit_len: int | None = None,
+        stored: int = 0,
+        blocks: Sequence[int] = (),
+    ) -> Lease:
         """Count a request as sent here, in the same tick as the decision.
 
         Args:
@@ -335,10 +359,27 @@ class Instance:
             prompt_len: tokens of its prompts.
             hit_len: tokens of them known to be in this instance's cache; None, which counts as 0, if unknown.
             stored: tokens of them known to be in some tier that it can fetch from; 0 if not looked up.
+            blocks: as of `Lease`.
         """
         hit = (hit_len if hit_len < prompt_len else prompt_len) if hit_len else 0
         fetched = max(0, min(stored, prompt_len) - hit) if stored else 0
-        return Lease(self, prompts, prompt_len, hit, fetched, hit_len is not None)
+        return Lease(self, prompts, prompt_len, hit, fetched, hit_len is not None, blocks)
+
+    def enter(self, blocks: Sequence[int]) -> None:
+        """Count the prompt blocks of a request that was sent."""
+        known = len(self.active)
+        self.active.update(blocks)
+        self.repeated += len(blocks) - (len(self.active) - known)
+
+    def leave(self, blocks: Sequence[int]) -> None:
+        """Count the prompt blocks of a request that has ended no longer."""
+        active = self.active
+        for block in blocks:
+            if active[block] > 1:
+                active[block] -= 1
+                self.repeated -= 1
+            else:
+                del active[block]
 
     def requests(self) -> float:
         """Return running and waiting requests: own now + max(0, scraped - own when that scrape was sent)."""
@@ -356,9 +397,18 @@ class Instance:
         """Return the tokens of the requests sent and not ended, prompts and generated."""
         return self.sent_tokens + self.generated()
 
-    def decode_blocks(self) -> float:
-        """Return the KV blocks that its decoding requests take."""
-        return (self.decoding_tokens + self.generated()) / (self.cache.block_size or BLOCK_SIZE)
+    def decode_blocks(self, prompt_len: int = 0, blocks: Sequence[int] = (), grain: float = 0.0) -> float:
+        """Return the KV blocks that its requests take, and one more request; blocks that they share count once.
+
+        Args:
+            prompt_len: tokens of that request's prompt; 0 for none.
+            blocks: hashes of its blocks, as of `Lease`.
+            grain: tokens of one of these.
+        """
+        # A request holds every block before one that it holds, so the leading active blocks end at one place.
+        held = bisect_left(blocks, True, key=lambda block: block not in self.active)
+        tokens = self.sent_tokens + self.generated() + prompt_len - (self.repeated + held) * grain
+        return max(0.0, tokens) / (self.cache.block_size or BLOCK_SIZE)
 
     @property
     def base_models(self) -> frozenset[str] | None:

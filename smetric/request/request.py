@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from smetric.request.prompt import NOTHING, BlockKeys, Parts, Prompt, hash_of
+from smetric.request.prompt import BLOCK_BYTES, NOTHING, BlockKeys, Parts, Prompt, hash_of
 
 #: Bytes per token before any engine reported a count.
 INITIAL = 4.0
@@ -117,6 +117,18 @@ class InferenceRequest(Struct, kw_only=True):
             beginning = self.prompt.beginning if self.prompt is not None else 0
             self._prefix = f"{beginning:016x}" if beginning else ""
         return self._prefix
+
+    def prompt_blocks(self) -> tuple[Sequence[int], float]:
+        """Return hashes of the first prompt's full blocks, each covering all before it, and the tokens of a block.
+
+        The blocks are of token ids if the prefix index has cut it by them, else of text.
+        """
+        prompt = self.prompt
+        if prompt is None:
+            return (), 0.0
+        for block_tokens, (blocks, _) in prompt.token_blocks.items():
+            return blocks, block_tokens
+        return prompt.hashes.blocks, BLOCK_BYTES / prompt.bytes_per_token
 
     def keys_of(self, ids: Sequence[int], block_size: int, adapter: str) -> BlockKeys:
         """Return the chained keys of the blocks of *ids*, its tokens, for *adapter* (empty for none); cached."""

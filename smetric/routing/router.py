@@ -14,7 +14,7 @@ from cachetools import TTLCache
 
 from smetric.errors import HttpError, NoCandidate, RequestError, Shed
 from smetric.features import VOCABULARY
-from smetric.fleet.fleet import Candidates, Fleet
+from smetric.fleet.fleet import DECODE_BLOCKS, Candidates, Fleet
 from smetric.fleet.instance import Instance, Lease
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Outcome, Policy, Snapshot
@@ -171,7 +171,7 @@ class Router:
                 asked.update(fresh)
             # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last wait.
             if snapshot is None:
-                snapshot, fresh = self.fleet.snapshot(candidates, policy.reads), asked
+                snapshot, fresh = self.fleet.snapshot(candidates, policy.reads, request), asked
             for name, column in fresh.items():
                 cells, origins = column.over(candidates)
                 self.fleet.fill(snapshot, name, cells, origins, request.prompt_len)
@@ -186,7 +186,7 @@ class Router:
             if isinstance(decision, Decision):
                 break
             wanted = decision.features
-        beside = observer.at_hand(policy, candidates) if observer is not None else None
+        beside = observer.at_hand(policy, candidates, request) if observer is not None else None
         lease: Lease | None = None
         error: HttpError | None = None
         outcome = "held"
@@ -197,7 +197,10 @@ class Router:
             tiers = TIERS.intersection(asked)
             stored = int(max(snapshot.cell(name, decision.index) or 0 for name in tiers)) if tiers else 0
             instance = candidates[decision.index]
-            lease = instance.charge(request.prompts, request.prompt_len, None if hit is None else int(hit), stored)
+            is_asked = DECODE_BLOCKS in policy.reads or (beside is not None and DECODE_BLOCKS in beside.columns)
+            blocks = request.prompt_blocks()[0] if is_asked else ()
+            own_hit = None if hit is None else int(hit)
+            lease = instance.charge(request.prompts, request.prompt_len, own_hit, stored, blocks)
             self._lookups.sent(request, lease)
             outcome = "routed"
         elif decision.outcome is Outcome.REJECT:
@@ -279,13 +282,13 @@ class Observer:
         self._at_hand = reads - self._looked_up
         self.fields = frozenset(name for policy in policies for name in policy.fields)
 
-    def at_hand(self, acting: Policy, candidates: Candidates) -> Snapshot | None:
+    def at_hand(self, acting: Policy, candidates: Candidates, request: InferenceRequest) -> Snapshot | None:
         """Return the features that need no look-up and that *acting* does not read; None if there are none.
 
         Called before the charge, so that loads are those of the decision.
         """
         missing = self._at_hand - acting.reads
-        return self._fleet.snapshot(candidates, missing) if missing else None
+        return self._fleet.snapshot(candidates, missing, request) if missing else None
 
     def look_up(self, record: DecisionRecord) -> None:
         """Look up what the decision of *record* did without, and add it to the record when it arrives.

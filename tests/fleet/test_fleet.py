@@ -18,7 +18,7 @@ from smetric.config.settings import InstanceSettings, PrefillSettings, Settings
 from smetric.errors import ConfigError, NoCandidate
 from smetric.features import VOCABULARY
 from smetric.files import policy_path
-from smetric.fleet.fleet import CERTAIN, MOST_MODELS, SCRAPED, Candidates, Fleet, fleet_of
+from smetric.fleet.fleet import CERTAIN, DECODE_BLOCKS, MOST_MODELS, SCRAPED, Candidates, Fleet, fleet_of
 from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance, Scrape
 from smetric.policy import Decision, Policy, load
@@ -192,7 +192,7 @@ def test_snapshot_has_a_column_for_each_feature_without_lookup() -> None:
 
 def test_features_are_all_filled_by_sources_or_fleet() -> None:
     by_sources = {name for name, feature in VOCABULARY.features.items() if feature.lookup or feature.measured}
-    filled = set(SCRAPED) | set(CERTAIN) | by_sources
+    filled = set(SCRAPED) | set(CERTAIN) | {DECODE_BLOCKS} | by_sources
     assert filled == set(VOCABULARY.features)
 
 

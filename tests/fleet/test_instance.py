@@ -83,21 +83,22 @@ def test_ledger_ends_at_zero_after_any_order_of_events(seed: int, steps: int) ->
             rng.choice([leases[0].first_byte, leases[-1].first_byte, rng.choice(leases).release])()
         else:
             hit, stored = rng.choice([None, rng.randint(0, 600)]), rng.choice([0, rng.randint(0, 600)])
-            lease = instance.charge(rng.randint(0, 4), rng.randint(0, 500), hit, stored)
+            blocks = range(rng.randint(0, 9))
+            lease = instance.charge(rng.randint(0, 4), rng.randint(0, 500), hit, stored, blocks)
             leases.append(lease)
             # Every token of a prompt is held, fetched or computed.
             assert min(lease.new_tokens, lease.fetched, lease.computed) >= 0
             assert min(hit or 0, lease.prompt_len) + lease.fetched + lease.computed == lease.prompt_len
         assert instance.own >= 0
         assert 0 <= instance.uncomputed <= instance.unprefilled <= instance.sent_tokens
-        assert 0 <= instance.decoding_tokens <= instance.sent_tokens
+        assert 0 <= instance.repeated <= instance.active.total()
         assert instance.unprefilled_cost() >= instance.uncomputed
         assert instance.requests() >= instance.own
     for lease in leases:
         lease.release()
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (0, 0, 0)
-    assert (instance.uncomputed, instance.uncomputed_pairs, instance.decoding_tokens) == (0, 0, 0)
-    assert not instance.decoding
+    assert (instance.uncomputed, instance.uncomputed_pairs, instance.repeated) == (0, 0, 0)
+    assert (len(instance.decoding), len(instance.active)) == (0, 0)
 
 
 def test_capacity_needs_both_numbers_of_the_engine() -> None:
@@ -139,7 +140,7 @@ def test_generated_tokens_count_while_the_request_runs() -> None:
     instance = Instance("a", "http://a")
     lease, whole = instance.charge(1, 1600, 800), instance.charge(1, 320)
     lease.answer = passed = Passed()
-    assert (instance.inflight_tokens(), instance.decode_blocks()) == (1920, 0)
+    assert (instance.inflight_tokens(), instance.decode_blocks()) == (1920, 120)
     passed.events = 1
     lease.first_byte()
     whole.first_byte()
@@ -151,3 +152,18 @@ def test_generated_tokens_count_while_the_request_runs() -> None:
     assert instance.decode_blocks() == 10
     whole.release()
     assert (instance.inflight_tokens(), instance.decode_blocks(), instance.decoding) == (0, 0, set())
+
+
+def test_decode_blocks_count_shared_blocks_once_and_those_of_the_next_request() -> None:
+    """Dynamo's worked case: 10 blocks, of which requests on a hold 8, beside 100 blocks on a and 95 on b."""
+    a, b = Instance("a", "http://a"), Instance("b", "http://b")
+    prompt = range(1, 11)
+    leases = [a.charge(1, 96 * 16, blocks=[*prompt[:8], *range(100, 188)]), a.charge(1, 12 * 16, blocks=[*prompt[:8]])]
+    assert a.decode_blocks(0, (), 16) == 100
+    assert a.decode_blocks(160, prompt, 16) == 102
+    b.charge(1, 95 * 16, blocks=range(200, 295))
+    assert b.decode_blocks(160, prompt, 16) == 105
+    leases[0].release()
+    assert a.decode_blocks(160, prompt, 16) == 14
+    leases[1].release()
+    assert (a.decode_blocks(160, prompt, 16), a.repeated, len(a.active)) == (10, 0, 0)

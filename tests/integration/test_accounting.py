@@ -129,7 +129,7 @@ async def test_ledger_metrics_and_records_agree_after_faults(seed: int, tmp_path
             sessions = [group.create_task(session(router, rng, number)) for number in range(CLIENTS)]
         await until(lambda: router.counted() == (0, 0, 0))
         for one in router.application.fleet.instances:
-            assert (one.uncomputed, one.uncomputed_pairs, one.decoding_tokens, one.decoding) == (0, 0, 0, set())
+            assert (one.uncomputed, one.uncomputed_pairs, one.repeated, one.decoding) == (0, 0, 0, set())
         await asyncio.sleep(PAGE_TTL_S)
         page = {
             start: await router.figure(start)
