@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 import structlog
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Ts = TypeVarTuple("Ts")
 Headers = list[tuple[bytes, bytes]]
+_NAME = itemgetter(0)
 
 log = structlog.get_logger("smetric.exchange")
 
@@ -173,8 +175,10 @@ class Attempt:
 
     def replacing(self, headers: Headers) -> Headers:
         """Return the client's *headers* with the trace headers in place of those of the same names."""
-        names = {name for name, _ in self.headers}
-        return [header for header in headers if header[0] not in names] + self.headers
+        names = frozenset(map(_NAME, self.headers))
+        if not names.isdisjoint(map(_NAME, headers)):
+            headers = [header for header in headers if header[0] not in names]
+        return headers + self.headers
 
     def first_byte(self) -> float:
         """Note the first byte of the answer's body; return the seconds since the attempt began."""

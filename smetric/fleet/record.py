@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -23,16 +24,24 @@ if TYPE_CHECKING:
     from smetric.request.request import InferenceRequest
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-#: Two characters for ten bits.
+#: Two characters for ten bits; and a character for each value of a byte, by its low five bits.
 _PAIRS = [high + low for high in _BASE32 for low in _BASE32]
+_BY_BYTE = _BASE32.encode() * 8
 #: Characters of a value that comes from a client.
 CLIENT_TEXT_MAX = 256
 
 
 def decision_id(time_ns: int) -> str:
     """Return a new ULID: 48 bits of Unix milliseconds and 80 random bits in Crockford's base 32."""
-    number = time_ns // 1_000_000 << 80 | random.getrandbits(80)
-    return "".join([_PAIRS[number >> shift & 0x3FF] for shift in range(120, -1, -10)])
+    milliseconds = time_ns // 1_000_000
+    chance = random.randbytes(16).translate(_BY_BYTE).decode()
+    return f"{_second(milliseconds >> 10)}{_PAIRS[milliseconds & 0x3FF]}{chance}"
+
+
+@lru_cache(1)
+def _second(number: int) -> str:
+    """Return the first eight characters, which the ids of 1,024 milliseconds share."""
+    return "".join([_PAIRS[number >> shift & 0x3FF] for shift in (30, 20, 10, 0)])
 
 
 def safe(text: str) -> str:
@@ -118,9 +127,10 @@ class Shadowed:
 Judge = Callable[["DecisionRecord"], tuple[Shadowed, ...]]
 
 
-@dataclass(slots=True)
-class DecisionRecord:
+class DecisionRecord(Struct, eq=False):
     """A decision, and the result of acting on it.
+
+    The fields from `id` on are noted later.
 
     Args:
         time_ns: its time, Unix nanoseconds.
@@ -163,40 +173,40 @@ class DecisionRecord:
     tokens_source: str = "estimated"
     origin: str = names.LIVE
 
-    id: str = field(init=False)
+    id: str = ""
     #: One of `names.REASONS`.
-    reason: str = field(init=False)
+    reason: str = ""
     #: False where nothing is computed: a count of tokens, a stored answer.
-    is_inference: bool = field(default=True, init=False)
+    is_inference: bool = True
     #: Label of the rule that fired, empty if no policy ran.
-    rule: str = field(default="", init=False)
+    rule: str = ""
     #: Tokens of the prompt believed cached on the chosen instance, and the source; None if unknown.
-    hit: tuple[int, str] | None = field(default=None, init=False)
+    hit: tuple[int, str] | None = None
     #: Most tokens of it believed cached on any candidate; None if unknown.
-    best_hit: int | None = field(default=None, init=False)
+    best_hit: int | None = None
     #: 32 hex digits, empty without a trace.
-    trace_id: str = field(default="", init=False)
+    trace_id: str = ""
     #: The trace is recorded.
-    is_traced: bool = field(default=False, init=False)
+    is_traced: bool = False
     #: Number of earlier decisions on the same request, and the id of the next one: empty for the last one, which alone
     #: has the fields on the end of the request.
-    rank: int = field(default=0, init=False)
-    followed_by: str = field(default="", init=False)
+    rank: int = 0
+    followed_by: str = ""
     #: The answers of the policies in shadow.
-    shadowed: tuple[Shadowed, ...] = field(default=(), init=False)
+    shadowed: tuple[Shadowed, ...] = ()
     #: None unless a later turn went elsewhere, and unless times could be estimated.
-    migration: Migration | None = field(default=None, init=False)
-    forecast: Forecast | None = field(default=None, init=False)
-    status: int | None = field(default=None, init=False)
-    ttft_s: float | None = field(default=None, init=False)
+    migration: Migration | None = None
+    forecast: Forecast | None = None
+    status: int | None = None
+    ttft_s: float | None = None
     #: Seconds from sending the request to the first byte of the answer; `ttft_s` counts from its arrival, with the time
     #: that its client took to send it.
-    ttfc_s: float | None = field(default=None, init=False)
-    duration_s: float | None = field(default=None, init=False)
-    error_type: str = field(default="", init=False)
-    usage: Usage | None = field(default=None, init=False)
+    ttfc_s: float | None = None
+    duration_s: float | None = None
+    error_type: str = ""
+    usage: Usage | None = None
     #: The request's fields as policies read them then, in the order of the vocabulary; set by the recorder.
-    asked: tuple[Any, ...] | None = field(default=None, init=False)
+    asked: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
         self.id = decision_id(self.time_ns)
