@@ -125,21 +125,17 @@ def _family(metric: names.Metric, series: Series[Count] | Series[Observations]) 
 
 
 class Count:
-    """Series of a counter that only the event loop counts."""
+    """Series of a counter that only the event loop counts, by adding to its `value`."""
 
-    __slots__ = ("_value", "created")
+    __slots__ = ("created", "value")
 
     def __init__(self) -> None:
         self.created = time.time()
-        self._value: float = 0
-
-    def inc(self, amount: float = 1) -> None:
-        """Add *amount*, which is not negative."""
-        self._value += amount
+        self.value: float = 0
 
     def samples(self) -> Iterator[Sample]:
         """Yield its samples, without labels."""
-        yield Sample("_total", {}, self._value)
+        yield Sample("_total", {}, self.value)
 
 
 class Observations:
@@ -271,7 +267,7 @@ class Metrics(Listener):
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
         """Count a decision."""
         policy, model = record.policy.name, exchange.model
-        self._decisions[policy, record.outcome, record.reason].inc()
+        self._decisions[policy, record.outcome, record.reason].value += 1
         if record.outcome == names.ERROR:
             self._policy_errors[policy].inc()
         if record.decision is not None:
@@ -280,13 +276,13 @@ class Metrics(Listener):
                 self._lookup_seconds.observe(record.lookup_s)
         if record.instance is None:
             return
-        self._selected[self._instance(record.instance.id), policy].inc()
+        self._selected[self._instance(record.instance.id), policy].value += 1
         # A retry routes the same tokens again.
         if record.rank == 0 and record.is_inference:
-            self._prompt_tokens[model].inc(record.request.prompt_len)
+            self._prompt_tokens[model].value += record.request.prompt_len
             hit = record.hit
             if hit is not None:
-                self._hit_tokens[model].inc(hit[0])
+                self._hit_tokens[model].value += hit[0]
 
     def sent(self, exchange: Exchange, attempt: Attempt) -> None:
         """Time the router's own part of a request."""
@@ -298,22 +294,22 @@ class Metrics(Listener):
         instance = attempt.record.instance
         assert instance is not None
         label = self._instance(instance.id)
-        self._attempts[label, attempt.result].inc()
+        self._attempts[label, attempt.result].value += 1
         if attempt.resends:
-            self._attempts[label, names.RESENT].inc(attempt.resends)
+            self._attempts[label, names.RESENT].value += attempt.resends
 
     def ended(self, exchange: Exchange) -> None:
         """Count and time a request."""
         self._in_progress -= 1
         status, model, usage, exemplar = exchange.status, exchange.model, exchange.usage, exchange.exemplar
-        self._requests[exchange.route, str(status) if 100 <= status <= 599 else OTHER].inc()
+        self._requests[exchange.route, str(status) if 100 <= status <= 599 else OTHER].value += 1
         self._request_seconds[exchange.route, model].observe(exchange.duration_s, exemplar)
         if exchange.gave_up:
             self._retries_refused.inc()
         if exchange.gap_s is not None:
             self._chunk_seconds[model].observe(exchange.gap_s, exemplar)
         if usage is not None and usage.cached_tokens is not None:
-            self._actual_hit_tokens[model].inc(usage.cached_tokens)
+            self._actual_hit_tokens[model].value += usage.cached_tokens
         record = exchange.record
         if record is None:
             return
@@ -329,7 +325,7 @@ class Metrics(Listener):
     def unreadable(self, problem: HttpError, scope: Mapping[str, Any], is_seen: bool) -> None:
         """Count a request that no endpoint has seen; there is nothing to time."""
         if not is_seen:
-            self._requests[OTHER, str(problem.status)].inc()
+            self._requests[OTHER, str(problem.status)].value += 1
 
     # What other parts count.
 
@@ -356,7 +352,7 @@ class Metrics(Listener):
 
     def looked_up(self, source: str, result: str) -> None:
         """Count a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
-        self._lookups[source, result].inc()
+        self._lookups[source, result].value += 1
 
     def source_failed(self, source: str) -> None:
         """Count an exception of *source*."""
@@ -379,8 +375,8 @@ class Metrics(Listener):
     def hit_checked(self, instance: str, source: str, result: str, wrong_tokens: int) -> None:
         """Count a predicted hit that was reported as *result*, one of `names.HIT_RESULTS`."""
         labels = self._instance(instance), source, result
-        self._hit_checks[labels].inc()
-        self._hit_wrong_tokens[labels].inc(wrong_tokens)
+        self._hit_checks[labels].value += 1
+        self._hit_wrong_tokens[labels].value += wrong_tokens
 
     def cache_broke(self, part: str, change: str) -> None:
         """Count a cache break by *part*, one of `names.BROKEN_PARTS`, and *change*, one of `names.CHANGES`."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import orjson
+from msgspec import Struct
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter, Setter, TextMapPropagator
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 #: Attributes by which a request is sampled.
 _OUTCOME, _MIGRATED, _FAILED = names.OUTCOME, names.MIGRATED_FROM, names.ERROR_TYPE
 _NOWHERE = Context()
+_HALF = (1 << 64) - 1
 #: Headers of the W3C propagator.
 _W3C = frozenset({"traceparent", "tracestate"})
 _RANDOM = 2  # the flag of W3C Trace Context level 2 for a random trace id
@@ -120,6 +122,18 @@ def _samples_ids_only(sampler: Sampler) -> bool:
     if type(sampler) in (ParentBased, ParentBasedTraceIdRatio):
         return all(map(_samples_ids_only, vars(sampler).values()))
     return type(sampler) in (StaticSampler, TraceIdRatioBased)
+
+
+def _root_bound(sampler: Sampler) -> int:
+    """Return the bound of the low half of trace ids below which *sampler*, of the SDK's kinds, takes roots."""
+    taken, bound = 0, _HALF + 1
+    while taken < bound:
+        middle = (taken + bound) // 2
+        if sampler.should_sample(_NOWHERE, middle, "").decision is SampleDecision.RECORD_AND_SAMPLE:
+            taken = middle + 1
+        else:
+            bound = middle
+    return bound
 
 
 class LateSpan(ReadableSpan, Span):
@@ -195,26 +209,32 @@ class _Outgoing(Setter[Headers]):
 _INCOMING, _OUTGOING = _Incoming(), _Outgoing()
 
 
-class _Trace:
-    """Trace of one exchange."""
+class _Trace(Struct, eq=False):
+    """Trace of one exchange.
 
-    __slots__ = ("about", "baggage", "context", "id", "inside", "links", "name", "parent", "routes", "server")
+    Args:
+        id: the trace id, 0 for none so far.
+        parent: the caller's span that is continued.
+        context: the same as a context.
+        links: the link to a caller that is not trusted.
+        baggage: the baggage that is passed on.
+        name: name of the SERVER span.
+        about: its attributes.
+        server: its ids; None unless the trace is kept.
+        inside: the same as a context.
+        routes: decisions: record, number of instances, why some were no candidates.
+    """
 
-    def __init__(self) -> None:
-        self.id = 0
-        #: The caller's span that is continued, also as a context; and the link to a caller that is not trusted.
-        self.parent: SpanContext | None = None
-        self.context = _NOWHERE
-        self.links: tuple[Link, ...] = ()
-        self.baggage = b""
-        #: Name and attributes of the SERVER span.
-        self.name = ""
-        self.about: dict[str, Any] = {}
-        #: Ids of the SERVER span, as a context too; None unless the trace is kept.
-        self.server: SpanContext | None = None
-        self.inside = _NOWHERE
-        #: Decisions: record, number of instances, why some were no candidates.
-        self.routes: list[tuple[DecisionRecord, int, str]] = []
+    id: int = 0
+    parent: SpanContext | None = None
+    context: Context = _NOWHERE
+    links: tuple[Link, ...] = ()
+    baggage: bytes = b""
+    name: str = ""
+    about: dict[str, Any] = {}
+    server: SpanContext | None = None
+    inside: Context = _NOWHERE
+    routes: list[tuple[DecisionRecord, int, str]] = []
 
 
 class Spans(Listener):
@@ -249,6 +269,8 @@ class Spans(Listener):
         self._sampler = KeepSampler(tracer.sampler, keep, keep_over_parent)
         #: The sampler may read the attributes of the request.
         self._samples_attributes = not _samples_ids_only(tracer.sampler)
+        #: A root whose low half of the trace id is not below is not sampled for its id alone.
+        self._root_bound = _HALF + 1 if self._samples_attributes else _root_bound(tracer.sampler)
         self._processor = tracer.span_processor
         self._resource = tracer.resource
         self._scope = InstrumentationScope(names.SCOPE, smetric.__version__)
@@ -298,7 +320,9 @@ class Spans(Listener):
             return
         if trace.server is not None:
             self._note_route(trace, record)
-        elif exchange.previous is None or record.is_odd:
+        elif record.is_odd or (
+            exchange.previous is None and (trace.parent is not None or trace.id & _HALF < self._root_bound)
+        ):
             self._sample(exchange, trace, record)
 
     def _sample(self, exchange: Exchange, trace: _Trace, record: DecisionRecord | None, error: str = "") -> None:
@@ -367,8 +391,10 @@ class Spans(Listener):
         if trace is None:
             return
         record, failed = exchange.record, exchange.failed
+        if trace.server is None and record is not None and not failed:
+            return
         error = exchange.error_type or (str(exchange.status) if failed else "")
-        if trace.server is None and (failed or record is None):
+        if trace.server is None:
             # An overloaded router refuses many: these are the ordinary case, and spans of them are more load.
             is_odd = failed and (record is not None or error != names.OVERLOADED)
             self._sample(exchange, trace, record, error if is_odd else "")
