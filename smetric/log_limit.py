@@ -9,8 +9,8 @@ from cachetools import FIFOCache
 
 #: Seconds that the lines of a key are counted for.
 EVERY_S = 60.0
-#: Lines in that time where each says something new, as a state that comes and goes.
-CHANGES_TOLD = 10
+#: Lines in that time about a key whose state comes and goes, where each line says something new.
+CHANGE_LINES = 10
 #: Keys kept, more than a fleet has instances; the oldest is forgotten.
 MAX_KEYS = 2048
 

@@ -30,7 +30,7 @@ log = structlog.get_logger("smetric.server")
 #: File descriptors reserved for everything but connections of clients and to instances.
 RESERVED_FDS = 64
 #: Connections beyond the limit that are answered 503; more are dropped.
-TOLD = 32
+MAX_REFUSED = 32
 #: Seconds between two log lines on connections turned away.
 LOG_EVERY_S = 10.0
 #: Length of the queue of connections that wait to be accepted.
@@ -217,14 +217,14 @@ class PortListener:
 
     def _made(self, connection: Connection) -> None:
         number, most = self.count()
-        if number < most + TOLD:
+        if number < most + MAX_REFUSED:
             self._open.add(connection)
             self._none_open.clear()
         if self._is_ending:
             connection.end()
         elif number >= most:
             self._log_full()
-            if number >= most + TOLD:
+            if number >= most + MAX_REFUSED:
                 connection.abort()
             else:
                 retry_after_s = random.uniform(1.0, 3.0)  # clients would come back all at once
@@ -243,7 +243,7 @@ class PortListener:
     def _has_room(self) -> bool:
         """Return whether a connection may begin its TLS handshake; if the port is full, to be answered 503."""
         number, most = self.count()
-        if number < most + TOLD:
+        if number < most + MAX_REFUSED:
             return True
         self._log_full()
         return False

@@ -21,7 +21,7 @@ import structlog
 
 from smetric import names
 from smetric.files import require_regular
-from smetric.log_limit import CHANGES_TOLD, LogLimit
+from smetric.log_limit import CHANGE_LINES, LogLimit
 from smetric.records.reader import Pack
 
 _STAMP = r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z"
@@ -218,7 +218,7 @@ class Writer:
         self._is_failing = False
         self._log_limit = LogLimit()
         #: A nearly full disk takes small frames and refuses large ones.
-        self._change_limit = LogLimit(lines=CHANGES_TOLD)
+        self._change_limit = LogLimit(lines=CHANGE_LINES)
 
     @property
     def queued_bytes(self) -> int:

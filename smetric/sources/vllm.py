@@ -21,7 +21,7 @@ from smetric.errors import UNREADABLE
 from smetric.fleet.health import Health
 from smetric.fleet.instance import CacheConfig, Instance, PrefixTokens, Scrape
 from smetric.http.addresses import Addresses, Resolve, is_own_fault, port_of, resolve
-from smetric.log_limit import CHANGES_TOLD, LogLimit
+from smetric.log_limit import CHANGE_LINES, LogLimit
 from smetric.policy.vocabulary import LARGEST
 from smetric.sources.client import PlainSession, is_plain, read_within
 
@@ -322,7 +322,7 @@ class Scraper:
         self._on_scrape = on_scrape
         self._clock = clock
         #: Several engines behind one address restart with every page, and one at its limit is late every other time.
-        self._change_limit = LogLimit(clock, lines=CHANGES_TOLD)
+        self._change_limit = LogLimit(clock, lines=CHANGE_LINES)
         self._session: PlainSession | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._unseen = set(instances)

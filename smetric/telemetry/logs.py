@@ -27,7 +27,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from smetric.errors import ConfigError, HttpError, RequestError
 from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.record import safe
-from smetric.log_limit import CHANGES_TOLD, LogLimit
+from smetric.log_limit import CHANGE_LINES, LogLimit
 
 if TYPE_CHECKING:
     from smetric.fleet.record import DecisionRecord
@@ -377,7 +377,7 @@ class AccessLog(Listener):
         self._processors: list[Any] = structlog.get_config()["processors"]
         #: Whether the level lets the lines through.
         self.is_on: bool = self._logger.is_enabled_for(logging.INFO)
-        self._refusals = LogLimit(lines=CHANGES_TOLD)
+        self._refusals = LogLimit(lines=CHANGE_LINES)
 
     def ended(self, exchange: Exchange) -> None:
         """Log the end of a request."""

@@ -15,7 +15,7 @@ from smetric.errors import HttpError
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
-from smetric.log_limit import CHANGES_TOLD
+from smetric.log_limit import CHANGE_LINES
 from smetric.proxy.error_response import send_error
 from smetric.proxy.intake import Intake
 from tests.fakes import Call, FakeEngine, RawClient, Response, request, until
@@ -100,10 +100,10 @@ async def test_broken_framing_of_a_pipelined_request_is_counted() -> None:
 
 async def test_repeated_invalid_requests_do_not_fill_the_log() -> None:
     async with running(FakeEngine()) as router:
-        for _ in range(CHANGES_TOLD + 5):
+        for _ in range(CHANGE_LINES + 5):
             await only_answer(router, b"hello\r\n\r\n")
-        assert len(router.lines("smetric.request.refused")) == CHANGES_TOLD
-        assert answered(router, 405) == CHANGES_TOLD + 5
+        assert len(router.lines("smetric.request.refused")) == CHANGE_LINES
+        assert answered(router, 405) == CHANGE_LINES + 5
 
 
 LENGTHS = (

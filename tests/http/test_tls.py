@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from smetric.errors import ConfigError
 from smetric.http.headers import App, Receive, Scope, Send
 from smetric.http.limits import HttpLimits
-from smetric.http.listener import TOLD, listen, serve_port
+from smetric.http.listener import MAX_REFUSED, listen, serve_port
 from smetric.http.tls import Tls
 from tests.fakes import PlainHandler, RawClient, live, until
 
@@ -234,11 +234,11 @@ async def test_b7_handshakes_count_as_connections_and_are_limited(tmp_path: Path
             silent = [await RawClient.connect(url) for _ in range(most)]
             await until(lambda: tls.handshakes() == most)
             assert await status_of(port, issued.trusting) == 503, "told when it has shaken hands"
-            silent += [await RawClient.connect(url) for _ in range(TOLD)]
-            await until(lambda: tls.handshakes() == most + TOLD)
+            silent += [await RawClient.connect(url) for _ in range(MAX_REFUSED)]
+            await until(lambda: tls.handshakes() == most + MAX_REFUSED)
             async with await RawClient.connect(url) as dropped:
                 assert await dropped.at_end(), "without a handshake"
-            assert tls.handshakes() == most + TOLD
+            assert tls.handshakes() == most + MAX_REFUSED
             began = asyncio.get_running_loop().time()
             await until(lambda: tls.handshakes() == 0)
             assert asyncio.get_running_loop().time() - began < 3.0

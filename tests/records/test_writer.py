@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.log_limit import CHANGES_TOLD
+from smetric.log_limit import CHANGE_LINES
 from smetric.records import writer as module
 from smetric.records.writer import RotatedFile
 from tests.fakes import until
@@ -300,10 +300,10 @@ def test_writer_bounds_log_lines_of_a_nearly_full_disk(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("os.write", nearly_full)
     with capture_logs() as logs:
-        for _ in range(3 * CHANGES_TOLD):
+        for _ in range(3 * CHANGE_LINES):
             write_lines(writer, b"x" * 2000)
             write_lines(writer, b"x")
-    assert len(logs) == 2 * CHANGES_TOLD
+    assert len(logs) == 2 * CHANGE_LINES
 
 
 async def test_writer_logs_a_read_only_folder_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

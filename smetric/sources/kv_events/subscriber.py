@@ -21,7 +21,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from smetric.log_limit import CHANGES_TOLD, LogLimit
+from smetric.log_limit import CHANGE_LINES, LogLimit
 from smetric.sources.kv_events.contents import (
     CacheContents,
     EventBatch,
@@ -254,7 +254,7 @@ class Subscriber:
         self._states: dict[int, CacheState] = {}
         self._log_limit = LogLimit()
         #: An engine that flaps, or two at one address, would log with every message.
-        self._change_limit = LogLimit(lines=CHANGES_TOLD)
+        self._change_limit = LogLimit(lines=CHANGE_LINES)
 
     async def run(self, context: zmq.asyncio.Context) -> None:
         """Listen until cancelled, on sockets of *context*.

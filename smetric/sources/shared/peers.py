@@ -28,7 +28,7 @@ from smetric.errors import UNREADABLE
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.http.addresses import resolve
-from smetric.log_limit import CHANGES_TOLD, LogLimit
+from smetric.log_limit import CHANGE_LINES, LogLimit
 from smetric.sources.client import PlainSession, read_within
 from smetric.sources.prefix_index.index import PrefixIndexes
 from smetric.sources.prefix_index.persistence import (
@@ -162,7 +162,7 @@ class Peer:
         self._queue: deque[tuple[bytes, int]] = deque()
         self._filled = asyncio.Event()
         #: A load balancer in front of two routers, one of which is down, changes all the time.
-        self._change_limit = LogLimit(lines=CHANGES_TOLD)
+        self._change_limit = LogLimit(lines=CHANGE_LINES)
 
     def put(self, batch: bytes, count: int) -> int:
         """Queue *batch*, of *count* placements; return how many placements are dropped for it."""

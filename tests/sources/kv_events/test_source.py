@@ -16,7 +16,7 @@ import zmq.asyncio
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import CacheConfig, Instance
-from smetric.log_limit import CHANGES_TOLD
+from smetric.log_limit import CHANGE_LINES
 from smetric.request.request import InferenceRequest
 from smetric.sources.kv_events import source as kv_events
 from smetric.sources.kv_events import subscriber
@@ -458,7 +458,7 @@ async def test_source_limits_log_of_two_engines_at_one_address() -> None:
         assert told(source).restarts > 20
         assert not told(source).is_known
     counts = Counter(line["event"] for line in logs)
-    assert counts == {"smetric.kv_events.restarted": CHANGES_TOLD, "smetric.kv_events.changed": CHANGES_TOLD}
+    assert counts == {"smetric.kv_events.restarted": CHANGE_LINES, "smetric.kv_events.changed": CHANGE_LINES}
 
 
 async def test_hits_are_those_of_best_rank() -> None:

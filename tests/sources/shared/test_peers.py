@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.log_limit import CHANGES_TOLD
+from smetric.log_limit import CHANGE_LINES
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
@@ -312,7 +312,7 @@ async def test_peer_that_flaps_does_not_fill_the_log(monkeypatch: pytest.MonkeyP
         with capture_logs() as logs:
             async with exchanging(Sidecar(peer.url, heartbeat_s=0.001)):
                 await until(lambda: len(peer.calls) > 40)
-    assert [line["event"] for line in logs].count("smetric.peer.changed") == CHANGES_TOLD
+    assert [line["event"] for line in logs].count("smetric.peer.changed") == CHANGE_LINES
 
 
 async def test_router_that_starts_catches_up() -> None:
