@@ -48,16 +48,16 @@ def min_max(values: list[float]) -> list[float]:
 
 
 def lmetric(state: State, length: int, *, own: float = 1, queued: bool = True) -> list[float]:
-    """Prefill left after reuse, and queued, times requests (peers: released code)."""
+    """Prefill left after reuse, and queued, times requests. By default as released; as printed with *own* 0."""
     return [
-        (max(length - hit, 1) + (waits if queued else 0)) * (load + own)
+        (max(length - hit, 1 if own else 0) + (waits if queued else 0)) * (load + own)
         for hit, load, waits in zip(state["hit_len"], state["requests"], state["unprefilled"], strict=True)
     ]
 
 
 def vllm_default(state: State) -> list[float]:
-    """4 × waiting + all requests."""
-    return [4 * w + n for w, n in zip(state["waiting"], state["requests"], strict=True)]
+    """4 × waiting + running."""
+    return [4 * w + n for w, n in zip(state["waiting"], state["running"], strict=True)]
 
 
 def dynamo(state: State, length: int) -> list[float]:
@@ -171,7 +171,7 @@ REQUEST = InferenceRequest(turn=1, prompt_len=LENGTH, est_hit=3500)
 
 def test_formulas_give_the_values_of_the_peers() -> None:
     assert lmetric(STATE, LENGTH) == [21168, 10716, 4096]
-    assert vllm_default(STATE) == [10, 2, 0]
+    assert vllm_default(STATE) == [9, 2, 0]
     assert dynamo(STATE, LENGTH) == [1089, 523.25, 256]
     assert least_load(STATE) == pytest.approx([1.2447, 0.3308, 0.0079], abs=5e-5)
     assert ramjet(STATE) == pytest.approx([-18.977, -6.244, 0], abs=5e-4)
@@ -201,6 +201,7 @@ def test_formulas_give_the_values_of_the_peers() -> None:
         ("dynamo_new_tokens", {}, 0, "route_1"),
         ("llmd_weighted", {}, 1, "route_1"),
         ("load_only", {}, 2, "route_1"),
+        ("vllm_default", {}, 2, "route_1"),
         ("least_load", {}, 2, "route_1"),
         ("sglang_cache_aware", {}, 0, "best_prefix"),
         ("sglang_cache_aware", {"CACHE_THRESHOLD": 0.5, "ABS_THRESHOLD": 32, "REL_THRESHOLD": 1.1}, 0, "best_prefix"),
@@ -281,7 +282,12 @@ def lowest(values: list[float]) -> set[int]:
 ORACLES: dict[str, tuple[dict[str, Any], Callable[[State, int], set[int]]]] = {
     "bailian": ({}, lambda state, length: lowest(bailian(state, length))),
     "lmetric": ({"QUEUED": True}, lambda state, length: lowest(lmetric(state, length))),
+    "lmetric, as printed": (
+        {"OWN": 0},
+        lambda state, length: lowest(lmetric(state, length, own=0, queued=False)),
+    ),
     "lmetric_guarded": ({}, lambda state, length: lowest(lmetric(state, length))),
+    "vllm_default": ({}, lambda state, _: lowest(vllm_default(state))),
     "dynamo": ({}, lambda state, length: lowest(dynamo(state, length))),
     "dynamo_new_tokens": ({}, lambda state, length: lowest([length - hit for hit in state["hit_len"]])),
     "least_load": ({}, lambda state, _: lowest(least_load(state))),
@@ -295,7 +301,7 @@ ORACLES: dict[str, tuple[dict[str, Any], Callable[[State, int], set[int]]]] = {
 @pytest.mark.parametrize("name", ORACLES)
 def test_policy_is_its_formula_on_random_states(name: str) -> None:
     settings, oracle = ORACLES[name]
-    policy = shipped(name, **settings)
+    policy = shipped(name.partition(",")[0], **settings)
     rng = random.Random(name)
     for _ in range(800):
         state, request = random_state(rng)

@@ -70,7 +70,7 @@ def test_policies_of_this_version_are_shipped() -> None:
         *("admission", "aibrix_prefix_sigma", "bailian", "bailian_sampled", "bounded_hash", "canary", "decode"),
         *("dualmap", "dynamo", "dynamo_new_tokens", "least_delay", "least_load", "llmd_weighted", "lmetric"),
         *("lmetric_guarded", "load_only", "prefix_hash", "production_stack_kvaware", "round_robin", "session"),
-        *("sglang_cache_aware", "smetric", "smetric_basic", "smetric_slo", "tenants", "two_choices"),
+        *("sglang_cache_aware", "smetric", "smetric_basic", "smetric_slo", "tenants", "two_choices", "vllm_default"),
     }
 
 
