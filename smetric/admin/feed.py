@@ -14,7 +14,7 @@ import structlog
 
 from smetric import names
 from smetric.admin.figures import Figures
-from smetric.policy.plan import StatementKind
+from smetric.policy.plan import Outcome
 from smetric.telemetry.decision_text import summary_of
 from smetric.telemetry.decisions import Activity, DecisionLog, brief
 
@@ -119,12 +119,12 @@ def failed_guards(decision: Decision) -> list[str]:
     return [
         rule.failed
         for step, rule in zip(_outcomes(decision), decision.guards, strict=False)
-        if step.kind is StatementKind.ROUTE and rule.failed is not None
+        if step.outcome is Outcome.ROUTE and rule.failed is not None
     ]
 
 
 def _outcomes(decision: Decision) -> Iterator[Step]:
-    return (step for step in decision.policy.plan.steps if not step.kind.is_filter)
+    return (step for step in decision.policy.plan.steps if not step.is_filter)
 
 
 def margin_of(record: DecisionRecord) -> float | None:

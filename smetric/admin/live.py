@@ -72,10 +72,10 @@ def rules(decision: Decision) -> list[dict[str, Any]]:
     for at, step in enumerate(decision.policy.plan.steps):
         first = source.count("\n", 0, step.span.start) + 1
         lines = [first, first + source.count("\n", step.span.start, step.span.end)]
-        rule: dict[str, Any] = {"label": step.label, "kind": step.kind.value, "lines": lines}
+        rule: dict[str, Any] = {"label": step.label, "kind": step.word, "lines": lines}
         if at >= visited:
             rule["result"] = "not reached"
-        elif step.kind.is_filter:
+        elif step.is_filter:
             narrowed = next(filters)
             left = f"left {len(narrowed.left)} of {len(decision.snapshot.ids)}"
             rule["result"] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS, Builtin, Family
@@ -32,6 +32,9 @@ from smetric.policy.types import (
     ratio,
 )
 from smetric.policy.vocabulary import NEVER
+
+if TYPE_CHECKING:
+    from smetric.policy.check_expression import Expressions
 
 Pair = tuple[tree.Argument, Type]
 
@@ -148,25 +151,79 @@ def need_like_score(units: Units, given: Given, pair: Pair, what: str, help_text
     need_never_negative(pair, what)
 
 
-class Infers(Protocol):
-    """The rest of the checker, which types the arguments."""
-
-    units: Units
-
-    def infer(self, expr: tree.Expr, arguments: Mapping[str, Type]) -> Type:
-        """Return the type of an expression."""
-
-    def same(self, span: Span, found: Type, message: str) -> None:
-        """Keep a value that is the same in every decision, for a warning."""
+#: Reductions that other languages also call with several values.
+_OF_SEVERAL = {
+    "max": "for two values write greatest(x, y); ",
+    "min": "for two values write least(x, y); ",
+}
 
 
-class Families:
-    """Types of calls, by family."""
+class Calls:
+    """Types of calls of built-ins, and the errors in them."""
 
-    def __init__(self, expressions: Infers) -> None:
+    def __init__(self, expressions: Expressions, findings: Findings) -> None:
         self._expressions = expressions
+        self._findings = findings
 
-    def typed(self, given: Given) -> Type:
+    def infer(self, call: tree.CallExpr, builtin: Builtin, arguments: Mapping[str, Type]) -> Type:
+        """Return the type of *call*, a call of *builtin*."""
+        typed = [(argument, self._expressions.infer(argument.value, arguments)) for argument in call.arguments]
+        masks = [
+            (argument.where, self._expressions.infer(argument.where, arguments))
+            for argument in call.arguments
+            if argument.where is not None
+        ]
+        try:
+            self._check_shape(call, builtin)
+            if any(found.broken for _, found in (*typed, *masks)):
+                return BROKEN
+            for where, mask in masks:
+                if mask.sort is not Sort.BOOL or not mask.vector:
+                    message = f"`where` needs a truth value per instance, found {mask}"
+                    raise Bad("where", where.span, message, comparison(mask.sort))
+                if mask.decided:
+                    kept = "every" if mask.interval == TRUE else "no"
+                    self._expressions.same(where.span, mask, f"this `where` keeps {kept} candidate in every decision")
+            plain = [pair for pair in typed if not pair[0].name]
+            named = [pair for pair in typed if pair[0].name]
+            return self._typed(Given(call, builtin, plain, named, masks[0][1] if masks else None))
+        except Bad as bad:
+            return self._findings.error(*bad.found)
+
+    def _check_shape(self, call: tree.CallExpr, builtin: Builtin) -> None:
+        name = builtin.name
+        given = [argument for argument in call.arguments if not argument.name]
+        for place, argument in enumerate(call.arguments):
+            if argument.where is not None and (place > 0 or not builtin.where):
+                message = (
+                    f"`{name}` does not take `where`" if not builtin.where else "`where` follows the first argument"
+                )
+                help_text = "restrict the pick or the reduction instead: argmin(norm(…) where …)"
+                raise Bad("where", argument.span, message, "" if builtin.where else help_text)
+        seen: set[str] = set()
+        for argument in call.arguments:
+            if not argument.name:
+                continue
+            span = argument.name_span or argument.span
+            if argument.name not in builtin.named:
+                help_text = did_you_mean(argument.name, builtin.named) or _whose(argument.name) + builtin.signature
+                raise Bad("arguments", span, f"`{name}` has no `{argument.name}:`", help_text)
+            if argument.name in seen and argument.name != "then":
+                raise Bad("arguments", span, f"`{argument.name}:` is given twice")
+            seen.add(argument.name)
+        if len(given) < builtin.least or (builtin.most is not None and len(given) > builtin.most):
+            message = f"`{name}` takes {_amount(builtin)}, not {len(given)}"
+            of_several = _OF_SEVERAL.get(name, "") if given else ""
+            raise Bad("arguments", call.span, message, of_several + builtin.signature)
+        for required in builtin.required:
+            if required not in seen:
+                help_text = "give the value for a divisor of 0: " if required == "default" else "write it as "
+                message = f"`{name}` needs `{required}:`"
+                raise Bad("arguments", call.span, message, help_text + builtin.signature)
+
+    # ── by family ──
+
+    def _typed(self, given: Given) -> Type:
         """Return the type of a call.
 
         Raises:
@@ -335,78 +392,6 @@ class Families:
             if self._expressions.units.duration(young, limit.value.span).broken:
                 return BROKEN
         return Type(Sort.BOOL, True, interval=TRUTH).reading(*given.types)
-
-
-#: Reductions that other languages also call with several values.
-_OF_SEVERAL = {
-    "max": "for two values write greatest(x, y); ",
-    "min": "for two values write least(x, y); ",
-}
-
-
-class Calls:
-    """Types of calls of built-ins, and the errors in them."""
-
-    def __init__(self, expressions: Infers, findings: Findings) -> None:
-        self._expressions = expressions
-        self._findings = findings
-        self._families = Families(expressions)
-
-    def infer(self, call: tree.CallExpr, builtin: Builtin, arguments: Mapping[str, Type]) -> Type:
-        """Return the type of *call*, a call of *builtin*."""
-        typed = [(argument, self._expressions.infer(argument.value, arguments)) for argument in call.arguments]
-        masks = [
-            (argument.where, self._expressions.infer(argument.where, arguments))
-            for argument in call.arguments
-            if argument.where is not None
-        ]
-        try:
-            self._check_shape(call, builtin)
-            if any(found.broken for _, found in (*typed, *masks)):
-                return BROKEN
-            for where, mask in masks:
-                if mask.sort is not Sort.BOOL or not mask.vector:
-                    message = f"`where` needs a truth value per instance, found {mask}"
-                    raise Bad("where", where.span, message, comparison(mask.sort))
-                if mask.decided:
-                    kept = "every" if mask.interval == TRUE else "no"
-                    self._expressions.same(where.span, mask, f"this `where` keeps {kept} candidate in every decision")
-            plain = [pair for pair in typed if not pair[0].name]
-            named = [pair for pair in typed if pair[0].name]
-            return self._families.typed(Given(call, builtin, plain, named, masks[0][1] if masks else None))
-        except Bad as bad:
-            return self._findings.error(*bad.found)
-
-    def _check_shape(self, call: tree.CallExpr, builtin: Builtin) -> None:
-        name = builtin.name
-        given = [argument for argument in call.arguments if not argument.name]
-        for place, argument in enumerate(call.arguments):
-            if argument.where is not None and (place > 0 or not builtin.where):
-                message = (
-                    f"`{name}` does not take `where`" if not builtin.where else "`where` follows the first argument"
-                )
-                help_text = "restrict the pick or the reduction instead: argmin(norm(…) where …)"
-                raise Bad("where", argument.span, message, "" if builtin.where else help_text)
-        seen: set[str] = set()
-        for argument in call.arguments:
-            if not argument.name:
-                continue
-            span = argument.name_span or argument.span
-            if argument.name not in builtin.named:
-                help_text = did_you_mean(argument.name, builtin.named) or _whose(argument.name) + builtin.signature
-                raise Bad("arguments", span, f"`{name}` has no `{argument.name}:`", help_text)
-            if argument.name in seen and argument.name != "then":
-                raise Bad("arguments", span, f"`{argument.name}:` is given twice")
-            seen.add(argument.name)
-        if len(given) < builtin.least or (builtin.most is not None and len(given) > builtin.most):
-            message = f"`{name}` takes {_amount(builtin)}, not {len(given)}"
-            of_several = _OF_SEVERAL.get(name, "") if given else ""
-            raise Bad("arguments", call.span, message, of_several + builtin.signature)
-        for required in builtin.required:
-            if required not in seen:
-                help_text = "give the value for a divisor of 0: " if required == "default" else "write it as "
-                message = f"`{name}` needs `{required}:`"
-                raise Bad("arguments", call.span, message, help_text + builtin.signature)
 
 
 def _whose(name: str) -> str:

@@ -127,14 +127,14 @@ class Statements:
             case tree.Def():
                 self._names.define_arguments(statement)
                 self._names.define(statement.name, statement.name_span, statement)
-            case tree.Filter():
-                self._filter(statement)
-            case tree.RouteRule():
-                self._route(statement)
-            case tree.Reject():
-                self._reject(statement)
-            case tree.Hold():
-                self._hold(statement)
+            case tree.Rule(word="keep" | "prefer", value=tree.Expr() as mask):
+                self._filter(statement, mask)
+            case tree.Rule(word="route", value=tree.Expr() as pick):
+                self._route(statement, pick)
+            case tree.Rule(status=tree.Number() as status, message=tree.Text() as text):
+                self._reject(statement, status, text)
+            case tree.Rule(value=tree.Expr() as patience):
+                self._hold(statement, patience)
             case tree.Use():
                 self._use(statement)
             case tree.Broken():
@@ -177,60 +177,58 @@ class Statements:
             help_text = did_you_mean(name.name, library._names.defined)
         self.findings.error("use", name.span, f"library `{owner}` does not define `{name.name}`", help_text)
 
-    def _filter(self, statement: tree.Filter) -> None:
+    def _filter(self, statement: tree.Rule, mask: tree.Expr) -> None:
         if self._picked:
             message = f"filters come before picks, and `{self._picked}` is already picked"
             self.findings.error("filter-order", statement.span, message, "move this line above it")
         guards = self._guards(statement.when)
-        mask = self.expressions.infer(statement.mask)
+        found = self.expressions.infer(mask)
         self._label(statement)
-        if not mask.broken and mask.sort is not Sort.BOOL:
-            message = f"`{statement.word}` needs a truth value, found {mask}"
-            self.findings.error("mask", statement.mask.span, message, comparison(mask.sort))
-        elif not mask.broken and not mask.vector:
+        if not found.broken and found.sort is not Sort.BOOL:
+            message = f"`{statement.word}` needs a truth value, found {found}"
+            self.findings.error("mask", mask.span, message, comparison(found.sort))
+        elif not found.broken and not found.vector:
             message = f"`{statement.word}` needs a truth value per instance, found one for all"
             help_text = "a filter that applies sometimes has a `when`; to turn requests away use `reject`"
-            self.findings.error("mask", statement.mask.span, message, help_text)
-        elif mask.decided:
-            kept = "every" if mask.interval == TRUE else "no"
-            self.expressions.same(statement.mask.span, mask, f"this keeps {kept} candidate in every decision")
-        self._add(statement.mask, guards, mask, may_end=statement.word == "keep")
+            self.findings.error("mask", mask.span, message, help_text)
+        elif found.decided:
+            kept = "every" if found.interval == TRUE else "no"
+            self.expressions.same(mask.span, found, f"this keeps {kept} candidate in every decision")
+        self._add(mask, guards, found, may_end=statement.word == "keep")
 
-    def _route(self, statement: tree.RouteRule) -> None:
+    def _route(self, statement: tree.Rule, pick: tree.Expr) -> None:
         guards = self._guards(statement.when)
-        pick = self.expressions.infer(statement.pick)
+        found = self.expressions.infer(pick)
         self._label(statement)
-        if not pick.broken and pick.sort is not Sort.INSTANCE:
-            message = f"`route` needs an instance, found {pick}"
-            self.findings.error("route", statement.pick.span, message, "pick one: route argmin(…)")
-            pick = BROKEN
-        self._add(statement.pick, guards, pick, may_end=True)
-        self._outcome(statement, settled=statement.when is None and not pick.maybe, broken=pick.broken)
+        if not found.broken and found.sort is not Sort.INSTANCE:
+            message = f"`route` needs an instance, found {found}"
+            self.findings.error("route", pick.span, message, "pick one: route argmin(…)")
+            found = BROKEN
+        self._add(pick, guards, found, may_end=True)
+        self._outcome(statement, settled=statement.when is None and not found.maybe, broken=found.broken)
 
-    def _reject(self, statement: tree.Reject) -> None:
-        status = statement.status.value
-        if not is_error_status(status):
-            message = f"{exact(status)} is not an error status"
+    def _reject(self, statement: tree.Rule, status: tree.Number, message: tree.Text) -> None:
+        if not is_error_status(status.value):
             help_text = "use 429 to shed load, and 503 if no instance can serve"
-            self.findings.error("status", statement.status.span, message, help_text)
-        retry = Type(Sort.NUMBER) if statement.retry is None else self.expressions.seconds(statement.retry)
+            self.findings.error("status", status.span, f"{exact(status.value)} is not an error status", help_text)
+        retry = Type(Sort.NUMBER) if statement.value is None else self.expressions.seconds(statement.value)
         guards = self._guards(statement.when)
         self._label(statement)
-        self._add(statement.retry or statement.message, guards, retry, may_end=True)
+        self._add(statement.value or message, guards, retry, may_end=True)
         self._outcome(statement, settled=statement.when is None, broken=False)
 
-    def _hold(self, statement: tree.Hold) -> None:
-        patience = self.expressions.seconds(statement.patience)
-        if not patience.broken and patience.interval.high == 0:
-            self.expressions.same(statement.patience.span, patience, "this holds nothing: its time is up at once")
+    def _hold(self, statement: tree.Rule, patience: tree.Expr) -> None:
+        found = self.expressions.seconds(patience)
+        if not found.broken and found.interval.high == 0:
+            self.expressions.same(patience.span, found, "this holds nothing: its time is up at once")
         if statement.when is None:
             message = "this holds every request until its time is up"
             self.findings.error("hold", statement.span, message, "give it a `when`")
         guards = self._guards(statement.when)
         self._label(statement)
-        over = Type(Sort.BOOL).reading(patience, Type(Sort.NUMBER, must=_HELD_SO_FAR, may=_HELD_SO_FAR))
-        guards.append(CheckedGuard(HELD, statement.patience.span, over, implied=True))
-        self._add(statement.patience, guards, Type(Sort.NUMBER), may_end=True)
+        over = Type(Sort.BOOL).reading(found, Type(Sort.NUMBER, must=_HELD_SO_FAR, may=_HELD_SO_FAR))
+        guards.append(CheckedGuard(HELD, patience.span, over, implied=True))
+        self._add(patience, guards, Type(Sort.NUMBER), may_end=True)
         self._outcome(statement, settled=False, broken=False)
 
     def _outcome(self, statement: tree.Rule, *, settled: bool, broken: bool) -> None:

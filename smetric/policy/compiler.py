@@ -11,7 +11,7 @@ from smetric.policy.builtin import BUILTINS, drawn, drawn_of, highest, lowest, m
 from smetric.policy.code import Code, call, load, quote
 from smetric.policy.decision import Decision, Need
 from smetric.policy.emitter import Emitter
-from smetric.policy.plan import Op, Pick, Plan, Ref, Shape, StatementKind, Step, Term, features_of, fields_of
+from smetric.policy.plan import Op, Outcome, Pick, Plan, Ref, Shape, Step, Term, features_of, fields_of
 from smetric.policy.vocabulary import Vocabulary
 
 _ARGUMENTS = ("policy", "snapshot", "req", "used", "seed")
@@ -90,7 +90,7 @@ class Compiler:
         It takes the arguments of `decide` and returns one value, or a list with one value per candidate. It returns
         None if a look-up is absent or a filter leaves no candidate.
         """
-        filters = [(index, step) for index, step in enumerate(self._plan.steps[:before]) if step.kind.is_filter]
+        filters = [(index, step) for index, step in enumerate(self._plan.steps[:before]) if step.is_filter]
         masks = [step.value for _, step in filters if step.value is not None]
         self._emitter = self._emitter_for(outside_guards=[term, *masks], absent=lambda _: ast.Constant(None))
         for index, step in filters:
@@ -124,18 +124,18 @@ class Compiler:
     # ── steps ────────────────────────────────────────────────────────────────
 
     def _step(self, index: int, step: Step) -> None:
-        if step.kind.is_filter:
+        if step.is_filter:
             self._filter(index, step, lambda: self._decide(index))
             return
         code, value = self._code, step.value
         stop = code.name(f"{step.label}_stop")
 
         def fire() -> None:
-            if step.kind is StatementKind.ROUTE:
+            if step.outcome is Outcome.ROUTE:
                 assert value is not None
                 self._ask(step.label, value)
                 self._route(index, value)
-            elif step.kind is StatementKind.HOLD:
+            elif step.outcome is Outcome.HOLD:
                 assert value is not None
                 self._decide(index, wait=self._emitter.scalar(value))
             elif value is None:
@@ -191,7 +191,7 @@ class Compiler:
             those = code.name("those")
             code.assign(those, before)
             code.assign(left, quote("[i for i in those if mask[i]]", i=i, those=those, mask=mask))
-            if step.kind is StatementKind.KEEP:
+            if step.outcome is Outcome.NOBODY:
                 code.assign(stop, ast.Constant(len(step.guards)))
                 self._left.append(left)
                 self._stops.append(stop)

@@ -174,7 +174,7 @@ class Decision:
         """The outcome statements visited, in order; the last one fired, unless a filter left no candidate."""
         traces = []
         for at, (step, stop) in enumerate(zip(self.policy.plan.steps, self.stops, strict=False)):
-            if step.kind.is_filter:
+            if step.is_filter:
                 continue
             guards: list[tuple[str, bool | None]] = [
                 (guard.label, True if i < stop else False if i == stop else None) for i, guard in enumerate(step.guards)
@@ -192,9 +192,7 @@ class Decision:
     @property
     def filters(self) -> list[FilterTrace]:
         """The filters visited, in order."""
-        steps = [
-            (step, stop) for step, stop in zip(self.policy.plan.steps, self.stops, strict=False) if step.kind.is_filter
-        ]
+        steps = [(step, stop) for step, stop in zip(self.policy.plan.steps, self.stops, strict=False) if step.is_filter]
         return [
             FilterTrace(step.label, left, applied=stop < 0 or stop == len(step.guards), ignored=stop < 0)
             for (step, stop), left in zip(steps, self.survivors, strict=True)

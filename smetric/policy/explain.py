@@ -183,7 +183,7 @@ def rules(decision: Decision) -> list[str]:
     guards = iter(decision.guards)
     for at in range(len(decision.stops)):
         step = decision.policy.plan.steps[at]
-        if step.kind.is_filter:
+        if step.is_filter:
             narrowed = next(filters)
             if narrowed.ignored:
                 account = "ignored: it would leave no candidate"
@@ -228,7 +228,7 @@ def _headline(decision: Decision) -> str:
 def summary(decision: Decision) -> str:
     """The decision in one sentence, with the numbers that settled it."""
     steps = decision.policy.plan.steps[: decision.step_index]
-    reasons = [_failure(decision, at) for at, step in enumerate(steps) if not step.kind.is_filter]
+    reasons = [_failure(decision, at) for at, step in enumerate(steps) if not step.is_filter]
     return "; ".join([_result(decision), *reasons])
 
 

@@ -215,6 +215,15 @@ def _with_span(method: Callable[..., Any], _rule: str, parts: list[Any], meta: M
     return method(Span(meta.start_pos, meta.end_pos), *parts)
 
 
+def _rule(word: str) -> Callable[..., tree.Rule]:
+    """Return the method that builds the rules with the keyword *word*."""
+
+    def build(_: _Builder, span: Span, value: Any, when: tree.Expr | None, label: Token | None) -> tree.Rule:
+        return tree.Rule(span=span, word=word, value=value, when=when, label=_name_if(label))
+
+    return build
+
+
 @v_args(wrapper=_with_span)
 class _Builder(Transformer_NonRecursive[Token, Any]):
     """Builder of the nodes of `tree`. Parts are nodes, tokens, or None in place of an absent optional part."""
@@ -249,14 +258,7 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
 
     # ── filters and outcomes ──
 
-    def keep(self, span: Span, mask: tree.Expr, when: tree.Expr | None, label: Token | None) -> tree.Filter:
-        return tree.Filter(span=span, word="keep", mask=mask, when=when, label=_name_if(label))
-
-    def prefer(self, span: Span, mask: tree.Expr, when: tree.Expr | None, label: Token | None) -> tree.Filter:
-        return tree.Filter(span=span, word="prefer", mask=mask, when=when, label=_name_if(label))
-
-    def route(self, span: Span, pick: tree.Expr, when: tree.Expr | None, label: Token | None) -> tree.RouteRule:
-        return tree.RouteRule(span=span, word="route", pick=pick, when=when, label=_name_if(label))
+    keep, prefer, route, hold = map(_rule, ("keep", "prefer", "route", "hold"))
 
     def reject(
         self,
@@ -266,20 +268,10 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
         retry: tree.Expr | None,
         when: tree.Expr | None,
         label: Token | None,
-    ) -> tree.Reject:
+    ) -> tree.Rule:
+        made: tree.Rule = _rule("reject")(self, span, retry, when, label)
         number = tree.Number(span=status.span, value=number_of(status))
-        return tree.Reject(
-            span=span,
-            word="reject",
-            status=number,
-            message=_text(message),
-            retry=retry,
-            when=when,
-            label=_name_if(label),
-        )
-
-    def hold(self, span: Span, patience: tree.Expr, when: tree.Expr | None, label: Token | None) -> tree.Hold:
-        return tree.Hold(span=span, word="hold", patience=patience, when=when, label=_name_if(label))
+        return replace(made, status=number, message=_text(message))
 
     # ── literals ──
 

@@ -188,20 +188,6 @@ def fields_of(term: Term) -> frozenset[str]:
 # ── statements ───────────────────────────────────────────────────────────────
 
 
-class StatementKind(enum.Enum):
-    """Kind of a filter or an outcome."""
-
-    KEEP = "keep"
-    PREFER = "prefer"
-    ROUTE = "route"
-    REJECT = "reject"
-    HOLD = "hold"
-
-    def __init__(self, word: str) -> None:
-        #: Whether it narrows the candidates.
-        self.is_filter = word in ("keep", "prefer")
-
-
 class Outcome(enum.Enum):
     """End of a decision."""
 
@@ -211,15 +197,6 @@ class Outcome(enum.Enum):
     HOLD = "hold"
     #: A `keep` left no candidate: 503, named after the filter.
     NOBODY = "nobody"
-
-
-_OUTCOMES = {
-    StatementKind.ROUTE: Outcome.ROUTE,
-    StatementKind.REJECT: Outcome.REJECT,
-    StatementKind.HOLD: Outcome.HOLD,
-    StatementKind.KEEP: Outcome.NOBODY,
-    StatementKind.PREFER: None,
-}
 
 
 @dataclass(slots=True)
@@ -235,7 +212,8 @@ class Step:
     """One filter or outcome, in the order of the file.
 
     Args:
-        kind: keep, prefer, route, reject or hold.
+        word: its keyword: keep, prefer, route, reject or hold.
+        outcome: the end of a decision by it; None for a `prefer`, which ends none.
         label: as written after `as`, else a stable one such as `route_1`.
         span: the statement's place.
         guards: conjuncts of its `when`.
@@ -244,18 +222,19 @@ class Step:
         message: text of a reject.
     """
 
-    kind: StatementKind
+    word: str
+    outcome: Outcome | None
     label: str
     span: Span
     guards: tuple[Guard, ...]
     value: Term | None
     status: int = 0
     message: str = ""
-    #: The end of a decision by this statement; None for a `prefer`.
-    outcome: Outcome | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.outcome = _OUTCOMES[self.kind]
+    @property
+    def is_filter(self) -> bool:
+        """Whether it narrows the candidates: a `keep` or a `prefer`."""
+        return self.outcome in (Outcome.NOBODY, None)
 
     @property
     def terms(self) -> list[Term]:

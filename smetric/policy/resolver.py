@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,12 +22,12 @@ from smetric.policy.plan import (
     Const,
     Guard,
     Op,
+    Outcome,
     Pick,
     Plan,
     Ref,
     RequestValue,
     Shape,
-    StatementKind,
     Step,
     Term,
 )
@@ -47,6 +48,14 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "<": operator.lt,
     ">": operator.gt,
+}
+#: The end of a decision by a statement with each keyword; a `keep` ends it if it leaves no candidate.
+_OUTCOMES = {
+    "keep": Outcome.NOBODY,
+    "prefer": None,
+    "route": Outcome.ROUTE,
+    "reject": Outcome.REJECT,
+    "hold": Outcome.HOLD,
 }
 _VECTORS = {Family.SCALE, Family.DRAW, Family.TOP, Family.WEIGHT, Family.KNOWN, Family.AGE}
 
@@ -89,6 +98,7 @@ class Resolver:
     def plan(self) -> Plan:
         """The plan of the file."""
         steps: list[Step] = []
+        ordinals: Counter[str] = Counter()
         scope = self._scope
         for statement in self._file.statements:
             self._declare(statement, scope, self._checked.params)
@@ -96,7 +106,8 @@ class Resolver:
                 self._owner = statement.name
                 scope.names[statement.name] = _bound(statement.name, self._term(statement.value, scope))
             elif isinstance(statement, tree.Rule):
-                steps.append(self._step(statement, steps))
+                ordinals[statement.word] += 1
+                steps.append(self._step(statement, ordinals[statement.word]))
         return Plan(tuple(steps), tuple(self._picks), tuple(self._keys), tuple(self._draws))
 
     def _declare(self, statement: tree.Statement, scope: _Scope, parameters: Mapping[str, Parameter]) -> None:
@@ -127,32 +138,26 @@ class Resolver:
             return lambda span: Column(str(parameter.value), span=span, shape=Shape.VECTOR)
         return lambda span: Const(parameter.value, span=span, shape=Shape.SCALAR)
 
-    def _step(self, statement: tree.Rule, before: Sequence[Step]) -> Step:
-        kind = StatementKind(statement.word)
-        if statement.label is not None:
-            label = statement.label.name
-        else:
-            label = f"{kind.value}_{1 + sum(step.kind is kind for step in before)}"
+    def _step(self, statement: tree.Rule, ordinal: int) -> Step:
+        label = statement.label.name if statement.label else f"{statement.word}_{ordinal}"
         self._owner = label
         guards = tuple(
             Guard(label_of(part, self._file.text, self._scope.defs), self._term(part, self._scope))
             for part in conjuncts(statement.when)
         )
-        made = Step(kind, label, statement.span, guards, None)
-        match statement:
-            case tree.Filter(mask=mask):
-                made.value = self._term(mask, self._scope)
-                self._level += 1
-            case tree.RouteRule(pick=pick):
-                made.value = self._term(pick, self._scope)
-            case tree.Hold(patience=patience):
-                reading, span = _bound("patience", self._term(patience, self._scope)), patience.span
-                so_far = RequestValue("held", span=span, shape=Shape.SCALAR)
-                made.guards += (Guard(HELD, _op("<", span, so_far, reading(span))),)
-                made.value = reading(span)
-            case tree.Reject(status=status, message=message, retry=retry):
-                made.value = None if retry is None else self._term(retry, self._scope)
-                made.status, made.message = int(status.value), message.value
+        outcome, value, message = _OUTCOMES[statement.word], statement.value, statement.message
+        term = None if value is None else self._term(value, self._scope)
+        made = Step(statement.word, outcome, label, statement.span, guards, term)
+        if made.is_filter:
+            self._level += 1
+        elif outcome is Outcome.HOLD:
+            assert made.value is not None
+            patience, span = _bound("patience", made.value), made.value.span
+            so_far = RequestValue("held", span=span, shape=Shape.SCALAR)
+            made.guards += (Guard(HELD, _op("<", span, so_far, patience(span))),)
+            made.value = patience(span)
+        elif statement.status is not None and message is not None:
+            made.status, made.message = int(statement.status.value), message.value
         return made
 
     # ── expressions ──────────────────────────────────────────────────────────

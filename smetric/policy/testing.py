@@ -124,7 +124,7 @@ def marks_of(decision: Decision) -> Iterator[Mark]:
         yield from ((at, guard, True) for guard in range(held))
         if held < len(step.guards):
             yield (at, held, False)
-        if step.kind.is_filter:
+        if step.is_filter:
             left = len(next(survivors))
             if left < left_before:
                 yield (at, -1, True)
@@ -163,7 +163,7 @@ class Coverage:
         if guard >= 0:
             never = "never held" if held else "never failed"
             return f"guard `{step.guards[guard].label}` of `{step.label}` {never}"
-        if step.kind.is_filter:
+        if step.is_filter:
             return f"filter `{step.label}` never removed a candidate"
         return f"rule `{step.label}` never taken"
 

@@ -183,41 +183,23 @@ class Def(Statement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Statement):
-    """Filter or outcome, `… [when condition] [as label]`; `word` is its keyword."""
+    """Filter or outcome, `… [when condition] [as label]`.
+
+    Args:
+        word: its keyword: keep, prefer, route, reject or hold.
+        value: the mask, the pick, or the seconds after `retry` or `for`; None for a `reject` without `retry`.
+        when: its condition, or None.
+        label: the name after `as`, or None.
+        status: the status after `reject`, else None.
+        message: the message after it, else None.
+    """
 
     word: str
+    value: Expr | None
     when: Expr | None
     label: Name | None
-
-
-@dataclass(frozen=True, slots=True)
-class Filter(Rule):
-    """`keep mask`, or `prefer mask`."""
-
-    mask: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class RouteRule(Rule):
-    """`route pick`."""
-
-    pick: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Reject(Rule):
-    """`reject status "message" [retry after]`."""
-
-    status: Number
-    message: Text
-    retry: Expr | None
-
-
-@dataclass(frozen=True, slots=True)
-class Hold(Rule):
-    """`hold for patience`."""
-
-    patience: Expr
+    status: Number | None = None
+    message: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)

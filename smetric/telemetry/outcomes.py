@@ -20,7 +20,7 @@ from smetric.fleet.instance import prefill_cost, twice_attended
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.log_limit import LogLimit
 from smetric.policy.guard import NOBODY
-from smetric.policy.plan import StatementKind
+from smetric.policy.plan import Outcome
 from smetric.telemetry.gauges import computed
 from smetric.telemetry.metrics import Computed, counter, loop_counter, loop_histogram
 
@@ -289,7 +289,7 @@ def _guard(decision: Decision, source: int) -> str:
             return narrowed.label
     for at, stop in enumerate(decision.stops):
         step = steps[at]
-        if step.kind is StatementKind.ROUTE and at != decision.step_index and stop >= 0:
+        if step.outcome is Outcome.ROUTE and at != decision.step_index and stop >= 0:
             return step.guards[stop].label if stop < len(step.guards) else NOBODY
     return names.NOT_PICKED
 

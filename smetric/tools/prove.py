@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from smetric.policy.decision import Decision
-from smetric.policy.plan import Const, Outcome, StatementKind, walk
+from smetric.policy.plan import Const, Outcome, walk
 from smetric.policy.policy import Policy
 from smetric.policy.testing import LAST, SEEDS, Situation, clamped
 from smetric.policy.types import figure, written
@@ -159,7 +159,7 @@ def _not_kept(policy: Policy, vocabulary: Vocabulary, situation: Situation) -> C
     if decision.outcome is not Outcome.ROUTE:
         return None
     for at, (step, stop) in enumerate(zip(policy.plan.steps, decision.stops, strict=False)):
-        if step.kind is StatementKind.KEEP and stop == len(step.guards):
+        if step.outcome is Outcome.NOBODY and stop == len(step.guards):
             assert step.value is not None
             mask = policy.probe(decision, at, step.value)
             if mask is not True and not mask[decision.index]:
@@ -179,7 +179,7 @@ def _reads_a_load(policy: Policy, vocabulary: Vocabulary) -> bool:
 
 
 def _keeps(policy: Policy, _: Vocabulary) -> bool:
-    return any(step.kind is StatementKind.KEEP for step in policy.plan.steps)
+    return any(step.outcome is Outcome.NOBODY for step in policy.plan.steps)
 
 
 _ROWS = (

@@ -94,7 +94,7 @@ class Reference:
                     self.names[name] = self.value(value, {})
                 case tree.Def(name=name):
                     self.defs[name] = statement
-                case tree.Filter(word=word, mask=mask, when=when):
+                case tree.Rule(word="keep" | "prefer" as word, value=tree.Expr() as mask, when=when):
                     number += 1
                     if self.holds(when):
                         kept = self.value(mask, {})
@@ -102,16 +102,16 @@ class Reference:
                         if not left and word == "keep":
                             return str(number), None
                         self.left = left or self.left
-                case tree.RouteRule(pick=pick, when=when):
+                case tree.Rule(word="route", value=tree.Expr() as pick, when=when):
                     number += 1
                     index = self.value(pick, {}).data
                     if self.holds(when) and index >= 0:
                         return str(number), self.snapshot.ids[index]
-                case tree.Hold(patience=patience, when=when):
+                case tree.Rule(word="hold", value=tree.Expr() as patience, when=when):
                     number += 1
                     if self.holds(when) and self.request.held < self.value(patience, {}).data:
                         return str(number), None
-                case tree.Reject(when=when):
+                case tree.Rule(when=when):
                     number += 1
                     if self.holds(when):
                         return str(number), None

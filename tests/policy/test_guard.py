@@ -13,7 +13,7 @@ from smetric.policy.parser import parse
 def labels(when: str) -> list[str]:
     text = f"policy p\ndef busy(l) = max(l) > 3\nroute argmin(requests) when {when}\n"
     file = parse(text)
-    (route,) = [statement for statement in file.statements if isinstance(statement, tree.RouteRule)]
+    (route,) = [statement for statement in file.statements if isinstance(statement, tree.Rule)]
     return [label_of(guard, text, {"busy"}) for guard in conjuncts(route.when)]
 
 

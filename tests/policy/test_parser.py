@@ -100,7 +100,8 @@ def test_parse_ignores_keywords_in_comments() -> None:
 
 def test_parse_keeps_number_signs_in_strings() -> None:
     (statement,) = parse('policy p reject 503 "no ## room"').statements
-    assert isinstance(statement, tree.Reject)
+    assert isinstance(statement, tree.Rule)
+    assert statement.message is not None
     assert statement.message.value == "no ## room"
 
 
