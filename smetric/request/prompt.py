@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import msgspec
@@ -121,6 +122,8 @@ class Parts(Struct, frozen=True):
         size: rendered bytes of the prompt.
         salt: hash of the cache salt.
         template: hash of the arguments of the chat template.
+        first_user: hash of the first user message; None without one.
+        first_assistant: hash of the first assistant message; None without one.
     """
 
     hashes: array[int]
@@ -132,9 +135,11 @@ class Parts(Struct, frozen=True):
     size: int
     salt: int = 0
     template: int = 0
+    first_user: int | None = None
+    first_assistant: int | None = None
 
     def up_to(self, size: int) -> Parts:
-        """Return the parts that end within the first *size* rendered bytes, as those of a prompt of that size."""
+        """Return the parts that end within the first *size* rendered bytes, for `parts_of` to continue."""
         count = bisect_right(self.ends, size)
         hashes, kinds, places, ends = self.hashes[:count], self.kinds[:count], self.places[:count], self.ends[:count]
         return Parts(hashes, kinds, places, ends, min(self.messages_from, count), self.field, size)
@@ -157,15 +162,6 @@ class Parts(Struct, frozen=True):
             else:
                 high = middle
         return low
-
-    def is_beginning_of(self, other: Parts) -> bool:
-        """Return whether *other* continues these parts."""
-        return self.hashes == other.hashes[: len(self.hashes)]
-
-    def first(self, kind: PartKind) -> int | None:
-        """Return the hash of the first message of *kind*; None without one."""
-        at = self.kinds.find(kind, self.messages_from)
-        return None if at < 0 else self.hashes[at]
 
     def messages(self) -> set[int]:
         """Return the hashes of the messages and tool results."""
@@ -228,7 +224,17 @@ def parts_of(
     table = array("Q", hashes), bytes(kinds), array("I", places), array("Q", ends)
     if before is not None:
         table = before.hashes + table[0], before.kinds + table[1], before.places + table[2], before.ends + table[3]
-    return Parts(*table, messages_from, outline.field, at[-1] + shift, salt, template)
+    user, assistant = table[1].find(PartKind.USER, messages_from), table[1].find(PartKind.ASSISTANT, messages_from)
+    return Parts(
+        *table,
+        messages_from,
+        outline.field,
+        at[-1] + shift,
+        salt,
+        template,
+        table[0][user] if user >= 0 else None,
+        table[0][assistant] if assistant >= 0 else None,
+    )
 
 
 def _tools(text: Piece) -> Sequence[Piece | Raw]:
@@ -372,7 +378,8 @@ class Prompt:
         self._known = known
         self._known_blocks = known.size // BLOCK_BYTES if known is not None else 0
         self._remember = remember
-        self._hashes: Hashes | None = None
+        #: Whether the hashes were computed.
+        self.is_hashed = False
         self.bytes_per_token = bytes_per_token
         self.history_bytes = history_bytes
         self.question_bytes = question_bytes
@@ -414,24 +421,16 @@ class Prompt:
     @property
     def beginning(self) -> int:
         """Hash of the first block, or of a prompt without a full one; 0 if the text was dropped unhashed."""
-        if self._hashes is None and self._pieces is None:
+        if self._pieces is None and not self.is_hashed:
             return 0
         return self.hashes.blocks[0] if self.hashes.blocks else self.hashes.whole
 
-    @property
-    def is_hashed(self) -> bool:
-        """Whether the hashes were computed."""
-        return self._hashes is not None
-
-    @property
+    @cached_property
     def hashes(self) -> Hashes:
         """Hashes of the text, computed on first use in one pass."""
-        if self._hashes is None:
-            assert self._pieces is not None, "the text was dropped before it was hashed"
-            self._hashes = self._hash(self._pieces)
-        return self._hashes
-
-    def _hash(self, pieces: Sequence[Piece]) -> Hashes:
+        pieces = self._pieces
+        assert pieces is not None, "the text was dropped before it was hashed"
+        self.is_hashed = True
         hash_block = xxhash.xxh3_64_intdigest
         known = self._known.blocks[: self._known_blocks] if self._known is not None else _NO_BLOCKS
         size = self.size - len(known) * BLOCK_BYTES
@@ -482,8 +481,8 @@ class Prompt:
             return None
         before = known.parts.up_to(known.size) if known is not None else None
         parts = parts_of(pieces, outline, salt=salt, template=template, before=before)
-        if remember is not None and self._hashes is not None:
-            remember(self._hashes.blocks, parts)
+        if remember is not None and self.is_hashed:
+            remember(self.hashes.blocks, parts)
         return parts
 
     def last_message(self) -> list[tuple[PartKind, bytes]]:

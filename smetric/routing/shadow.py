@@ -15,7 +15,6 @@ from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.log_limit import LogLimit
 from smetric.policy import Decision, Need, Outcome, Snapshot
-from smetric.request.prompt import PartKind
 from smetric.routing.policy_files import PolicyFile
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def _session_of(request: InferenceRequest) -> int | None:
     """Return a hash of the conversation in this process; None if it is unknown."""
     if request.session:
         return hash(request.session)
-    return request.parts.first(PartKind.USER) if request.parts is not None else None
+    return request.parts.first_user if request.parts is not None else None
 
 
 def _regret(decision: Decision, acting: int) -> float | None:

@@ -17,7 +17,7 @@ import xxhash
 from cachetools import LRUCache
 
 from smetric.fleet.instance import Instance
-from smetric.request.prompt import PartKind, Parts, divergence
+from smetric.request.prompt import Parts, divergence
 from smetric.request.request import InferenceRequest
 
 #: Conversations remembered, those of one session or with one beginning, and parts of all of them together (29 bytes
@@ -34,8 +34,6 @@ SHORT_OF_PROMPT = 0.02
 #: A hit may end this share of the prompt behind the part that broke it: lengths are estimated, caches hold blocks.
 SLACK = 0.1
 
-#: Kinds of messages by which a conversation without a session is found.
-_FIRSTS = (PartKind.USER, PartKind.ASSISTANT)
 _TEMPLATE = ("template", "template arguments")
 _SALT = ("cache_salt", "cache_salt")
 
@@ -208,9 +206,9 @@ class CacheBreaks:
             # As a rule the request goes on where the last one of its conversation ended.
             going_on = None
             for trail in self._by_key.get(key, ()):
-                theirs = trail.parts
-                if theirs.salt == parts.salt and theirs.is_beginning_of(parts) and len(theirs.hashes) > longest:
-                    going_on, longest = trail, len(theirs.hashes)
+                theirs, count = trail.parts, len(trail.parts.hashes)
+                if count > longest and theirs.salt == parts.salt and theirs.hashes == parts.hashes[:count]:
+                    going_on, longest = trail, count
             if going_on is not None:
                 return going_on, True
         alike = list({id(trail): trail for key in keys for trail in self._by_key.get(key, ())}.values())
@@ -220,11 +218,11 @@ class CacheBreaks:
         for trail in alike:
             theirs = trail.parts
             messages = len(theirs.messages().intersection(ours))
-            is_second = turn == 1 and theirs.first(PartKind.ASSISTANT) is None
+            is_second = turn == 1 and theirs.first_assistant is None
             shared = (messages, theirs.salt == parts.salt, theirs.shared_with(parts))
             if shared > most and (messages or (is_second and shared[2])):
                 best, most = trail, shared
-        return best, best is not None and best.parts.is_beginning_of(parts)
+        return best, best is not None and best.parts.hashes == parts.hashes[: len(best.parts.hashes)]
 
     def _compare(self, trail: _Trail, request: InferenceRequest, parts: Parts, hit_share: float, client: str) -> bool:
         """Return whether the hit fell short; if so, count the first difference to the last request as its cause.
@@ -304,7 +302,7 @@ def _keys(request: InferenceRequest, parts: Parts) -> tuple[int, ...]:
     if request.session:
         return (xxhash.xxh3_64_intdigest(request.session.encode(), xxhash.xxh3_64_intdigest(served)),)
     seed = xxhash.xxh3_64_intdigest(served, 1)
-    return tuple([seed ^ first for kind in _FIRSTS if (first := parts.first(kind)) is not None])
+    return tuple([seed ^ first for first in (parts.first_user, parts.first_assistant) if first is not None])
 
 
 def _bounded(place: str) -> str:
