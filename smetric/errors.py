@@ -41,7 +41,7 @@ class SmetricError(Exception):
 
 
 class ConfigError(SmetricError):
-    """The configuration cannot be used: place, value, rule and way out, in one line.
+    """The configuration cannot be used: place, value, rule and way out, in one line for each error.
 
     Args:
         message: unprintable characters in it, such as a line break in a value, are shown as escapes.
@@ -51,6 +51,38 @@ class ConfigError(SmetricError):
 
     def __init__(self, message: str) -> None:
         super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message))
+        #: Further errors of the same configuration.
+        self.further: list[ConfigError] = []
+
+    def all(self) -> list[ConfigError]:
+        """Return this error and the further ones, in the order of the configuration."""
+        return [self, *self.further]
+
+
+class ConfigErrors:
+    """Collection of errors, so that a reader goes on behind the first one.
+
+    Each `with errors:` keeps the `ConfigError` that its block raises; `raise_any` raises the first with the others.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[ConfigError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        if not isinstance(error, ConfigError):
+            return False
+        self._found += error.all()
+        return True
+
+    def raise_any(self) -> None:
+        """Raise the first error that was kept, if there is one."""
+        if self._found:
+            first, *others = self._found
+            first.further = others
+            raise first
 
 
 class HttpError(SmetricError):

@@ -37,7 +37,7 @@ COMMANDS = {
     "undrain": ("operate", "Send requests to a drained instance again."),
     "doctor": ("operate", "Find what is wrong with a live set-up, and how to repair it."),
     "emulate": ("lab", "Run emulated vLLM instances."),
-    "config": ("operate", "Print the settings or their schema."),
+    "config": ("configure", "Check or print the settings, or print their schema."),
 }
 
 #: Errors of writing the output. Click itself handles a closed pipe.
@@ -45,9 +45,12 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class _UsageError(click.ClickException):
-    """ConfigError as click prints it."""
+    """ConfigError as click prints it: a line for it and for each further one."""
 
     exit_code = ConfigError.exit_code
+
+    def __init__(self, *messages: object) -> None:
+        super().__init__("\nError: ".join(map(str, messages)))
 
 
 class _Commands(click.Group):
@@ -96,7 +99,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise _UsageError(str(error)) from error
+            raise _UsageError(*error.all()) from error
         except KeyboardInterrupt:
             click.echo("\nInterrupted.", err=True)
             raise click.exceptions.Exit(128 + signal.SIGINT) from None

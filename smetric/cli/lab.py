@@ -20,14 +20,14 @@ from smetric.cli.serve import serve_ports
 from smetric.errors import ConfigError
 from smetric.http.listener import address_of, listen
 from smetric.lab.demo import play as stage
-from smetric.lab.demo.play import Play, load_sessions, perform
+from smetric.lab.demo.play import Play, load_sessions, perform, policy_and_params
 from smetric.lab.demo.report import report, serving
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
 from smetric.telemetry import logs
 
-POLICIES = ("smetric", "load_only", "bailian")
+POLICIES = ("smetric", "smetric FLOOR=2", "load_only", "bailian")
 #: Sessions that the first policy plays again with LMCache as a source.
 _AGAIN = 10
 _SESSIONS = load_sessions()
@@ -44,7 +44,7 @@ _port_option = partial(click.option, type=click.IntRange(0, 65535))
     "policies",
     metavar="NAME|FILE",
     multiple=True,
-    help=f"Play by this policy; give it again to compare.  [default: {', '.join(POLICIES)}]",
+    help=f"Play by this policy, perhaps with parameters; give it again to compare.  [default: {', '.join(POLICIES)}]",
 )
 @_option(
     "--sessions", type=click.IntRange(1, len(_SESSIONS)), default=len(_SESSIONS), help="Sessions, all at the same time."
@@ -57,7 +57,7 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
 
     \b
     smetric demo
-    smetric demo --policy smetric --policy ./mine.policy
+    smetric demo --policy smetric --policy 'smetric FLOOR=2' --policy ./mine.policy
     smetric demo --serve --policy ./mine.policy
     """
     if stay and len(policies) > 1:
@@ -65,7 +65,7 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
     if not stay and (port, admin_port) != (None, None):
         raise click.UsageError("--port and --admin-port need --serve: otherwise free ports are taken")
     chosen = policies or (POLICIES[:1] if stay else POLICIES)
-    first, *_ = [policy_named(policy).load() for policy in chosen]
+    first, *_ = [policy_named(name).load(params) for name, params in map(policy_and_params, chosen)]
     logs.configure("warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if stay:

@@ -8,7 +8,7 @@ import http.client
 import json
 import os
 import re
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
@@ -31,8 +31,6 @@ _MOST_BYTES = 4 << 20
 _TIMEOUT_S = 5.0
 #: Timeout of a trial, seconds; the router itself stops after five.
 _TRY_TIMEOUT_S = 30.0
-#: A key that YAML reads as itself without quotes.
-_BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 admin_option = click.option(
     "--admin", metavar="URL", default="http://127.0.0.1:9464", show_default=True, help="That router's admin URL."
@@ -250,53 +248,6 @@ def _libraries(source: PolicySource) -> dict[str, str]:
     return found
 
 
-@click.group()
-def config() -> None:
-    """Print the settings or their schema."""
-
-
-@config.command("schema")
-def print_schema() -> None:
-    """Print the JSON Schema of a configuration file.
-
-    Editors complete and check a file whose first line is `# yaml-language-server: $schema=PATH`.
-    """
-    click.echo(json.dumps(load.schema(), indent=2, ensure_ascii=False))
-
-
-@config.command("show")
-@click.option("--origin", is_flag=True, help="Print the origin of each value.")
-@settings_options
-def show(origin: bool, config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> None:
-    """Print the settings in force, as YAML: what `smetric serve` would use with the same options."""
-    table = settings_table(config, params, **options)
-    shown = load.show(load.from_table(table))
-    rows = [(text, load.place_of(table, path) if path else "") for text, path in _rows(shown, (), "")]
-    width = min(60, max(len(text) for text, _ in rows))
-    for text, place in rows:
-        click.echo(f"{text:{width}}  # {place}" if origin and place else text)
-
-
-def _rows(value: Any, path: tuple[str | int, ...], indent: str) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Yield lines of YAML with the path of their value; a line that opens a block has none."""
-    if isinstance(value, list):
-        for i, item in enumerate(value):
-            yield f"{indent}- {_flow(item)}", (*path, i)
-        return
-    for key, item in value.items():
-        head = indent + (key if _BARE_KEY.match(key) else json.dumps(key, ensure_ascii=False)) + ":"
-        if isinstance(item, dict | list) and item:
-            yield head, ()
-            yield from _rows(item, (*path, key), indent + "  ")
-        else:
-            yield f"{head} {_flow(item)}", (*path, key)
-
-
-def _flow(value: Any) -> str:
-    """Return a value in one line; a dollar sign is doubled, as a configuration file has it."""
-    return json.dumps(value, ensure_ascii=False).replace("$", "$$")
-
-
 @click.command()
 @format_option(("text", "json"))
 @click.option("--no-probe", is_flag=True, help="Send nothing that engines compute: no prompts, so no proof of hits.")
@@ -319,11 +270,12 @@ def doctor(
     from smetric.doctor.examination import as_json, as_text, examine
     from smetric.telemetry import logs
 
-    settings = load.from_table(settings_table(config, params, **options))
+    table = settings_table(config, params, **options)
+    settings = load.from_table(table)
     if not settings.instances:
         raise ConfigError("no instances to examine: add `instances:` in the file of --config, or --instance URL")
     logs.configure("critical")  # the checks report what sources would log
-    examination = asyncio.run(examine(settings, may_probe=not no_probe, may_wait=slow))
+    examination = asyncio.run(examine(settings, partial(load.set_at, table), may_probe=not no_probe, may_wait=slow))
     if form == "json":
         click.echo(json.dumps(as_json(examination), indent=2, ensure_ascii=False))
     else:

@@ -33,6 +33,7 @@ from smetric.http.listener import (
 )
 from smetric.http.tls import Tls
 from smetric.policy import PolicyError
+from smetric.routing.policies import lacks_load_floor
 from smetric.telemetry import logs
 
 #: Seconds that requests have to end after they are cut off; then the server drops their connections.
@@ -74,6 +75,9 @@ def run(settings: Settings) -> int:
     logs.configure(settings.log.level, settings.log.format)
     logging.captureWarnings(True)  # otherwise they are plain text between the lines of the log
     application = Application(settings)
+    for _, arm in application.routes.acting():
+        if lacks_load_floor(arm.file.current.policy, len(settings.instances)):
+            log.info("smetric.policy.no_load_floor", route=arm.file.name, policy=arm.file.current.policy.name)
     # What start-up made lives as long as the process. A collection of it would stop every stream for tens of
     # milliseconds, every few hundred requests, because the last decisions are kept as objects.
     gc.collect()
@@ -82,8 +86,8 @@ def run(settings: Settings) -> int:
     given = handed_over(os.environ, os.getpid())
     data = given.get(DATA) or listen(settings.listen.host, settings.listen.port)
     admin = given.get(ADMIN) or listen(settings.admin.host, settings.admin.port)
-    refuse_open_admin(admin, has_token=application.admin_token is not None)
-    refuse_self([one.url for one in settings.instances], [data, admin])
+    refuse_open_admin(admin.getsockname()[0], has_token=application.admin_token is not None)
+    refuse_self([one.url for one in settings.instances], [one.getsockname()[:2] for one in (data, admin)])
     tls = Tls(settings.listen.cert_file, settings.listen.key_file) if settings.listen.cert_file else None
 
     def reload() -> None:

@@ -1,7 +1,8 @@
 """Configuration from a YAML file, `SMETRIC_…` variables and flags, each later one over the earlier.
 
 Text is first read into raw values that keep their place (`smetric.yaml:12`, `SMETRIC_LISTEN__PORT`, `--port`), then
-into the types of `smetric.config.settings`. Every error names its place, the setting, the rule and the value.
+into the types of `smetric.config.settings`. Every error names its place, the setting, the rule and the value; the
+first one is raised with the others as its `further`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from smetric.config.values import (
     read_quantity,
     show_quantity,
 )
-from smetric.errors import ConfigError, closest, did_you_mean
+from smetric.errors import ConfigError, ConfigErrors, closest, did_you_mean
 from smetric.files import is_policy_path, read_once
 
 PREFIX = "SMETRIC_"
@@ -148,6 +149,7 @@ class _Composer:
         self._folder = folder
         self._env = env
         self._nodes = 0
+        self._errors = ConfigErrors()
 
     def compose(self, text: str) -> Raw:
         try:
@@ -163,7 +165,9 @@ class _Composer:
             raise ConfigError(f"{self._source}: nested too deeply") from error
         if node is None:
             return Scalar(text="", place=self._source)
-        return self._convert(node, self._place(node.start_mark), 0)
+        raw = self._convert(node, self._place(node.start_mark), 0)
+        self._errors.raise_any()
+        return raw
 
     def _refuse_tags(self, text: str) -> None:
         # Without this, `token: !env NAME` would make NAME the token.
@@ -188,7 +192,9 @@ class _Composer:
             return Items(tuple(items), place)
         bare = isinstance(node, yaml.ScalarNode) and node.style is None
         nothing = bare and node.tag == "tag:yaml.org,2002:null"
-        text = "" if nothing else self._interpolate(node.value, place)
+        text = "" if nothing else node.value
+        with self._errors:
+            text = self._interpolate(text, place)
         replaced = text != node.value and not nothing
         return Scalar(
             text=text,
@@ -202,11 +208,13 @@ class _Composer:
         entries: dict[str, Raw] = {}
         for key, value in node.value:
             place = self._place(key.start_mark)
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{place}: a key must be a plain word")
-            if key.value in entries:
-                raise ConfigError(f"{place}: {key.value} is set twice; keep one of the two")
-            entries[key.value] = self._convert(value, place, depth + 1)
+            with self._errors:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise ConfigError(f"{place}: a key must be a plain word")
+                if key.value in entries:
+                    raise ConfigError(f"{place}: {key.value} is set twice; keep one of the two")
+            if isinstance(key, yaml.ScalarNode):
+                entries[key.value] = self._convert(value, place, depth + 1)
         return entries
 
     def _interpolate(self, text: str, place: str) -> str:
@@ -339,8 +347,18 @@ def parse(raw: Raw, kind: SettingKind, name: str) -> Any:
     if kind.value is not None:
         if not isinstance(raw, RawTable) or len(raw.entries) > kind.most:
             raise wrong(raw, name, kind.rule)
-        return {key: parse(value, kind.value, f"{name}.{key}") for key, value in raw.entries.items()}
+        return _parse_each({key: (value, kind.value, f"{name}.{key}") for key, value in raw.entries.items()})
     return _parse_scalar(raw, kind, name)
+
+
+def _parse_each(parts: Mapping[Any, tuple[Raw, SettingKind, str]]) -> dict[Any, Any]:
+    """Return each part parsed; all of them are, before the errors of some are raised."""
+    errors, values = ConfigErrors(), {}
+    for key, (raw, kind, name) in parts.items():
+        with errors:
+            values[key] = parse(raw, kind, name)
+    errors.raise_any()
+    return values
 
 
 def _parse_section(raw: Raw, kind: SettingKind, name: str) -> Section:
@@ -350,18 +368,23 @@ def _parse_section(raw: Raw, kind: SettingKind, name: str) -> Section:
         raise wrong(raw, name, kind.rule)
     prefix = f"{name}." if name else ""
     fields = fields_of(section)
-    values = {}
+    errors, parts = ConfigErrors(), {}
     for key, value in raw.entries.items():
-        if key not in fields:
-            raise ConfigError(f"{value.place}: {prefix}{key}: no such setting{_meant(key, prefix, fields)}")
-        below = fields[key].kind
-        is_heading = below.section is not None or below.item is not None or below.value is not None
-        if is_heading and isinstance(value, Scalar) and value.is_empty:
-            continue
-        values[key] = parse(value, below, prefix + key)
+        with errors:
+            if key not in fields:
+                raise ConfigError(f"{value.place}: {prefix}{key}: no such setting{_meant(key, prefix, fields)}")
+            below = fields[key].kind
+            is_heading = below.section is not None or below.item is not None or below.value is not None
+            if not is_heading or not isinstance(value, Scalar) or not value.is_empty:
+                parts[key] = (value, below, prefix + key)
     for key, (_, default) in fields.items():
-        if default is NODEFAULT and key not in values:
-            raise ConfigError(f"{raw.place}: {prefix}{key}: not set, and it has no default")
+        with errors:
+            if default is NODEFAULT and key not in parts:
+                raise ConfigError(f"{raw.place}: {prefix}{key}: not set, and it has no default")
+    values = {}
+    with errors:
+        values = _parse_each(parts)
+    errors.raise_any()
     built: Section = section(**values)
     return built
 
@@ -396,7 +419,7 @@ def _parse_list(raw: Raw, kind: SettingKind, name: str) -> tuple[Any, ...]:
         return (parse(raw, kind.item, name),)
     if not isinstance(raw, Items) or len(raw.items) > kind.most:
         raise wrong(raw, name, kind.rule)
-    return tuple(parse(item, kind.item, f"{name}[{i}]") for i, item in enumerate(raw.items))
+    return tuple(_parse_each({i: (item, kind.item, f"{name}[{i}]") for i, item in enumerate(raw.items)}).values())
 
 
 def _parse_scalar(raw: Raw, kind: SettingKind, name: str) -> Any:
@@ -554,11 +577,14 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Sequence[Fla
 
 def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged]) -> RawTable:
     """Return one table of all three sources; flags win over the environment, and that over the file."""
-    table = RawTable({}, "flags")
+    table, errors = RawTable({}, "flags"), ConfigErrors()
     if path is not None:
-        table = _with(table, (), read(path, env))
-    for name, raw in _environment(env):
-        table = _with(table, name, raw)
+        with errors:
+            table = _with(table, (), read(path, env))
+    with errors:
+        for name, raw in _environment(env):
+            table = _with(table, name, raw)
+    errors.raise_any()
     for flag in flags:
         words = (flag.value,) if isinstance(flag.value, str) else flag.value
         scalars = tuple(Scalar(text=text, place=flag.option) for text in words)
@@ -580,10 +606,17 @@ def from_table(table: RawTable) -> Settings:
             replace(route, name=route.name or f"route-{i}") for i, route in enumerate(settings.routes, start=1)
         ),
     )
+    errors = ConfigErrors()
     for path, problem in contradictions(settings):
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
+        with errors:
+            raise ConfigError(f"{place_of(table, path)}: {dotted(path)}: {problem}")
+    errors.raise_any()
     return settings
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Return the name of the setting at *path* in errors: `instances[0].url`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 def place_of(table: RawTable, path: Sequence[str | int]) -> str:
@@ -597,6 +630,12 @@ def place_of(table: RawTable, path: Sequence[str | int]) -> str:
         else:
             break  # written in one word: the place of the whole
     return "default" if raw is None or (isinstance(raw, Scalar) and raw.is_empty) else raw.place
+
+
+def set_at(table: RawTable, path: Sequence[str | int]) -> str:
+    """Return where the setting at *path* was set; empty for a default."""
+    place = place_of(table, path)
+    return "" if place == "default" else place
 
 
 def _with(table: RawTable, name: Sequence[str], raw: Raw) -> RawTable:
@@ -619,16 +658,19 @@ def _merged(base: RawTable, over: RawTable) -> RawTable:
 def _environment(env: Mapping[str, str]) -> Iterable[tuple[list[str], Raw]]:
     """Return the settings in *env*, outer ones first. An empty variable counts as not set."""
     found: list[tuple[list[str], Raw]] = []
+    errors = ConfigErrors()
     for variable in sorted(env):
         text = env[variable]
         if not variable.startswith(PREFIX) or not text.strip() or _KUBERNETES.match(f"{variable}={text}"):
             continue
-        name, kind = _setting_of(variable)
-        holds_others = kind.section is not None or kind.item is not None or kind.value is not None
-        if holds_others and text.lstrip()[0] in "[{":
-            found.append((name, _Composer(variable, None, None).compose(text)))
-        else:
-            found.append((name, Scalar(text=text, place=variable)))
+        with errors:
+            name, kind = _setting_of(variable)
+            holds_others = kind.section is not None or kind.item is not None or kind.value is not None
+            if holds_others and text.lstrip()[0] in "[{":
+                found.append((name, _Composer(variable, None, None).compose(text)))
+            else:
+                found.append((name, Scalar(text=text, place=variable)))
+    errors.raise_any()
     return sorted(found, key=lambda pair: len(pair[0]))
 
 

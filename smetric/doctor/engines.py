@@ -17,7 +17,6 @@ from smetric.doctor.site import (
     Skipped,
     error,
     info,
-    is_own,
     joined,
     listed,
     resolve,
@@ -41,7 +40,7 @@ WATCHED_S = KEEPALIVE_S + 3.0
 
 
 async def reachable(site: Site) -> Findings:
-    """Check that every instance answers, is a different engine, and is not this router."""
+    """Check that every instance answers, and is a different engine."""
     settings = site.settings
     for engine in site.engines:
         if engine.problem:
@@ -73,13 +72,6 @@ async def reachable(site: Site) -> Findings:
                 f"it is the same engine as {twin.where}: both are at {at[0]}:{at[1]}",
                 "its load counts twice, and half of its cache is looked for in the wrong place",
                 f"take {engine.settings.id} out of `instances`",
-            )
-        if await is_own(at, settings.listen.host, settings.listen.port):
-            yield error(
-                engine.where,
-                f"{engine.settings.url} is where this router itself listens",
-                "requests would loop",
-                "correct its `url`, or set `listen.port` to another port",
             )
 
 

@@ -14,8 +14,9 @@ from smetric.config.settings import Settings
 from smetric.doctor.engines import caches, keep_alive, metrics, models, reachable, versions
 from smetric.doctor.knowledge import hits, index, kv_events, tokens
 from smetric.doctor.lmcache import lmcache
-from smetric.doctor.routers import lookups, ports, replicas, traffic
+from smetric.doctor.routers import lookups, ports, replicas, start, traffic
 from smetric.doctor.site import Finding, Findings, FindingSeverity, Site, Skipped, visit, warning
+from smetric.doctor.start import Path
 
 #: Version of the JSON report: raised when a field changes its meaning or is removed, not for a new field.
 SCHEMA = 1
@@ -41,6 +42,7 @@ class Check:
 
 
 CHECKS = (
+    Check(name="start", looks_at="whether `smetric serve` starts with these settings", run=start),
     Check(name="instances", looks_at="whether every instance answers, and is a different engine", run=reachable),
     Check(name="versions", looks_at="versions of vLLM, and clocks", run=versions),
     Check(name="models", looks_at="served names, the models they mean, and aliases", run=models),
@@ -99,18 +101,25 @@ class Examination:
         return 1 if self.count(FindingSeverity.ERROR) or self.count(FindingSeverity.WARNING) else 0
 
 
-async def examine(settings: Settings, *, may_probe: bool = True, may_wait: bool = False) -> Examination:
+async def examine(
+    settings: Settings,
+    place: Callable[[Path], str] = lambda _: "",
+    *,
+    may_probe: bool = True,
+    may_wait: bool = False,
+) -> Examination:
     """Run all checks at the same time.
 
     Args:
         settings: the settings of `smetric serve`.
+        place: returns where a setting was set; empty for a default.
         may_probe: whether to send prompts, which engines compute.
         may_wait: whether to measure what takes many seconds.
 
     Raises:
         ConfigError: the settings cannot be used.
     """
-    async with visit(settings, may_probe=may_probe, may_wait=may_wait) as site:
+    async with visit(settings, place, may_probe=may_probe, may_wait=may_wait) as site:
         outcomes = await asyncio.gather(*(_run(check, site) for check in CHECKS))
         return Examination(outcomes, len(site.engines), len(site.reachable))
 

@@ -26,6 +26,7 @@ from smetric.doctor.site import (
     shown,
     warning,
 )
+from smetric.doctor.start import POLICY
 from smetric.errors import UNREADABLE, ConfigError
 from smetric.features import VOCABULARY
 from smetric.http.listener import is_here, listen
@@ -49,16 +50,23 @@ _REMEDIES = {
 _APPEND = "let the client only append to a session's history, and never change what it has sent"
 
 
+async def start(site: Site) -> Findings:
+    """Check that `smetric serve` would start, as `smetric config check` does."""
+    for problem in site.problems:
+        if problem.exit_code:
+            name, _, what = problem.text.partition(": ")
+            yield error(
+                f"{problem.place}: {name}" if problem.place else name,
+                what.replace("\n", "\n    "),
+                "`smetric serve` does not start with it",
+                "correct this setting; `smetric config check` examines it alone",
+            )
+
+
 async def lookups(site: Site) -> Findings:
-    """Check that the policies compile, and that a source fills every look-up that they read."""
-    if site.policy_problem:
-        yield error(
-            f"policy {shown(site.settings.policy)}",
-            f"it cannot be used: {shown(site.policy_problem)}",
-            "`smetric serve` will not start with it",
-            "see `smetric check` of this policy",
-        )
-        return
+    """Check that a source fills every look-up that the policies read."""
+    if any(problem.exit_code == POLICY for problem in site.problems):
+        raise Skipped("a policy cannot be used")
     filled = {name for source in site.router.sources.ranked for name in source.fills}
     if site.settings.lmcache.mode == "controller":
         filled -= {"store_hit_len"}  # the controller knows no store, so that tier is always unknown

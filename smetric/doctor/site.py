@@ -9,30 +9,27 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 import orjson
-from msgspec.structs import replace
 
 from smetric.app import Application
 from smetric.config.credential import Credential
-from smetric.config.settings import CanarySettings, InstanceSettings, PeersSettings, Settings
-from smetric.errors import UNREADABLE, ConfigError
-from smetric.files import policy_path
+from smetric.config.settings import InstanceSettings, Settings
+from smetric.doctor.start import Path, StartProblem, rehearse
+from smetric.errors import UNREADABLE, ConfigError, ConfigErrors
 from smetric.fleet.instance import Instance
 from smetric.http import addresses
 from smetric.http.addresses import port_of
 from smetric.http.listener import is_reached
-from smetric.policy import PolicyError
 from smetric.proxy.delivery import AnswerObserver
 from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, Usage
@@ -387,7 +384,7 @@ class Site:
         client: HTTP client for exchanges.
         engines: the instances as they answered.
         router: a router with the same sources in this process, which takes no requests.
-        policy_problem: why the configured policy cannot be used; the router then has another one.
+        problems: why `smetric serve` would not start; without its policies, the router has others.
         may_probe: whether prompts may be sent, which engines compute.
         may_wait: whether a check may take many seconds.
     """
@@ -396,7 +393,7 @@ class Site:
     client: SiteClient
     engines: Sequence[ExaminedEngine]
     router: Application
-    policy_problem: str
+    problems: Sequence[StartProblem]
     may_probe: bool
     may_wait: bool
 
@@ -420,13 +417,23 @@ class Site:
 
 
 @asynccontextmanager
-async def visit(settings: Settings, *, may_probe: bool, may_wait: bool) -> AsyncIterator[Site]:
-    """Yield the site of *settings*, with a router that runs.
+async def visit(
+    settings: Settings, place: Callable[[Path], str], *, may_probe: bool, may_wait: bool
+) -> AsyncIterator[Site]:
+    """Yield the site of *settings*, with a router that runs; *place* returns where a setting was set.
 
     Raises:
         ConfigError: the settings cannot be used.
     """
-    router, policy_problem = _router(settings)
+    problems, router = await asyncio.to_thread(rehearse, settings, place)
+    if router is None:
+        errors = ConfigErrors()
+        for problem in problems:
+            with errors:
+                if problem.exit_code == ConfigError.exit_code:
+                    raise ConfigError(str(problem))
+        errors.raise_any()
+    assert router is not None
     keys = {instance.url: instance.key for instance in router.fleet.instances if instance.key is not None}
     if router.admin_token is not None:
         keys[local_url(settings.admin.host, settings.admin.port)] = router.admin_token
@@ -437,30 +444,9 @@ async def visit(settings: Settings, *, may_probe: bool, may_wait: bool) -> Async
                 asyncio.gather(*(look(client, one, settings.scrape.timeout) for one in settings.instances)),
                 router.sources.scraper.first_look(FIRST_SCRAPE_S),
             )
-            yield Site(settings, client, engines, router, policy_problem, may_probe, may_wait)
+            yield Site(settings, client, engines, router, problems, may_probe, may_wait)
         finally:
             await router.stop()
-
-
-def _router(settings: Settings) -> tuple[Application, str]:
-    """Return a router without side effects, and why the configured policy cannot be used.
-
-    It leaves the state of a running router (index, drained instances) alone, sends its peers nothing, and exports no
-    spans.
-    """
-    index = replace(settings.prefix_index, folder="")
-    silent = replace(settings, prefix_index=index, peers=PeersSettings(), state_dir="")
-    try:
-        return Application(silent, environ={}), ""
-    except PolicyError as error:
-        problem = error.diagnostics[0].message if error.diagnostics else "it does not check"
-        if error.path != str(policy_path(settings.policy)):  # the policy of a route, a canary or a shadow
-            problem = f"{Path(error.path).name}: {problem}"
-    shipped = replace(silent, policy="smetric", params={}, shadow=(), canary=CanarySettings(), routes=())
-    try:
-        return Application(shipped, environ={}), problem
-    except PolicyError as error:
-        raise ConfigError(f"the shipped policy smetric does not check: {error}") from error
 
 
 class ProbeFailed(Exception):

@@ -362,9 +362,8 @@ def notify(environ: Mapping[str, str], state: str) -> None:
         log.warning("smetric.supervisor.not_told", state=state, error=error.strerror or str(error))
 
 
-def refuse_open_admin(admin: socket.socket, *, has_token: bool) -> None:
-    """Raise ConfigError if the admin port has no token and listens on more than loopback."""
-    host = admin.getsockname()[0]
+def refuse_open_admin(host: str, *, has_token: bool) -> None:
+    """Raise ConfigError if the admin port has no token and its address *host* is not loopback."""
     if not has_token and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         raise ConfigError(
             f"admin.token: not set, but the admin port listens on {host}, where others reach it; set it or "
@@ -372,9 +371,8 @@ def refuse_open_admin(admin: socket.socket, *, has_token: bool) -> None:
         )
 
 
-def refuse_self(urls: Iterable[str], ports: Sequence[socket.socket]) -> None:
-    """Raise ConfigError if one of *urls* leads to one of *ports*: requests would loop."""
-    own = [port.getsockname()[:2] for port in ports]
+def refuse_self(urls: Iterable[str], own: Sequence[tuple[str, int]]) -> None:
+    """Raise ConfigError if one of *urls* leads to one of our *own* addresses and ports: requests would loop."""
     for url in urls:
         parts = urlsplit(url)
         port = port_of(parts)

@@ -18,6 +18,10 @@ EVENTS = {
     "smetric.policy.restored": (
         "Warning: an operator restored an earlier generation of a policy. Error: the guardrail did, after a change."
     ),
+    "smetric.policy.no_load_floor": (
+        "Info: at start, the fleet has 3 to 8 instances and the policy's `FLOOR` is 0: while the other instances are "
+        "idle, one running request counts as overload and sends a session away from its cache. Set `FLOOR: 2`."
+    ),
     "smetric.guardrail.failed": (
         "Error: a policy out of its band could not be restored, or the check of the bands raised: a bug."
     ),

@@ -15,6 +15,18 @@ from smetric.routing.guardrail import Guardrail, band_of
 from smetric.routing.policy_files import Origin, PolicyFile
 from smetric.routing.routes import routes_of
 
+#: Numbers of instances at which often one request runs while the others are idle. Two share one mean evenly.
+SMALL_FLEET = range(3, 9)
+
+
+def lacks_load_floor(policy: Policy, instances: int) -> bool:
+    """Return whether one running request in an idle fleet of so many *instances* counts as overload.
+
+    The load floor is the parameter `FLOOR` of a policy; 0 is the paper.
+    """
+    floor = policy.params.get("FLOOR")
+    return floor is not None and floor.value == 0 and instances in SMALL_FLEET
+
 
 class Policies:
     """The policies that the settings name.

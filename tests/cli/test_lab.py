@@ -85,7 +85,7 @@ from smetric.lab.demo.play import Session, Turn
 
 turns = (Turn(300, 4, 0.0), Turn(20, 4, 0.1), Turn(10, 4, 0.1))
 smetric.cli.lab._SESSIONS = [Session("tiny", 120, 200, turns)]
-smetric.cli.lab.demo(["--sessions", "1", "--policy", "smetric", "--policy", "load_only"])
+smetric.cli.lab.demo(["--sessions", "1", "--policy", "smetric FLOOR=2", "--policy", "load_only"])
 """
 
 
@@ -93,7 +93,7 @@ async def test_demo_plays_each_policy_and_reports() -> None:
     async with started("-c", TINY) as (_, output):
         text = (await output.read()).decode()
     assert text.count(" 3 requests in ") == 3
-    assert "smetric again, with LMCache's lookup" in text
+    assert "smetric FLOOR=2 again, with LMCache's lookup" in text
     assert "2 of 2" in text
     assert "1. A first request" in text
 

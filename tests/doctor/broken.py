@@ -199,7 +199,14 @@ BROKEN: dict[str, tuple[Break, str, FindingSeverity, str, str]] = {
         (with_settings(peers=PeersSettings(urls=("http://127.0.0.1:9",))), "replicas", ERROR,
          "connection refused", "correct `peers.urls`"),
     "a policy that does not check":
-        (with_settings(params={"OVERLOAD": 0.5}), "policy", ERROR, "cannot be used", "`smetric check`"),
+        (with_settings(params={"OVERLOAD": 0.5}), "start", ERROR, "sets `OVERLOAD` to 0.5, outside 1..",
+         "`smetric config check`"),
+    "a certificate that is missing":
+        (lambda lab: lab.set(listen=replace(lab.settings.listen, cert_file="/none.pem")), "start", ERROR,
+         "cannot be used (no such file or directory)", "`smetric config check`"),
+    "an admin port that is open to all":
+        (lambda lab: lab.set(admin=replace(lab.settings.admin, host="0.0.0.0")), "start", ERROR,
+         "the admin port listens on 0.0.0.0", "`smetric config check`"),
     "an engine with another chat template":
         (other_template,
          "tokens", WARNING, "other token ids than on e0", "`--chat-template`"),

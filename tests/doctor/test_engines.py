@@ -22,13 +22,13 @@ def listen_at_second_engine(lab: Lab) -> None:
     lab.set(listen=Listen(port=port), instances=(second,))
 
 
-async def test_instances_check_finds_the_router_itself(lab: Lab) -> None:
+async def test_start_check_finds_the_router_itself(lab: Lab) -> None:
     listen_at_second_engine(lab)
-    found = await lab.findings()
-    assert ("instances", True) in [(check, "this router itself listens" in finding.what) for check, finding in found]
+    found = dict(await lab.findings())
+    assert found["start"].what == f"{lab.fronts[1].url} is this router itself; name the engines"
 
 
-async def test_instances_check_accepts_the_same_port_at_another_address(lab: Lab) -> None:
+async def test_start_check_accepts_the_same_port_at_another_address(lab: Lab) -> None:
     listen_at_second_engine(lab)
     lab.set(listen=replace(lab.settings.listen, host="127.0.0.2"))
     assert await lab.is_fine()

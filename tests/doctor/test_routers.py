@@ -52,7 +52,7 @@ async def beside(lab: Lab, token: str = "", **fields: Any) -> AsyncIterator[Appl
 
 
 async def test_ports_check_finds_ports_of_other_programs(lab: Lab) -> None:
-    taken = int(lab.fronts[1].url.rpartition(":")[2])
+    taken = int(lab.store.url.rpartition(":")[2])
     lab.set(admin=Admin(port=taken))
     finding = await lab.only_finding("ports", ERROR)
     assert finding.where == "admin.port"
@@ -153,12 +153,13 @@ async def test_policy_check_covers_routes_and_shadows(lab: Lab, tmp_path: Path) 
     assert found == ["policy store of r", "policy store of default:shadow-1"]
 
 
-async def test_policy_check_finds_bad_policies_of_shadows(lab: Lab, tmp_path: Path) -> None:
+async def test_start_check_finds_bad_policies_of_shadows(lab: Lab, tmp_path: Path) -> None:
     policy = tmp_path / "bad.policy"
     policy.write_text("policy bad\n\nroute argmin(requets)\n")
     lab.set(shadow=(ShadowSettings(policy=str(policy)),))
-    finding = await lab.only_finding("policy", ERROR)
-    assert "bad.policy: unknown name `requets`" in finding.what
+    finding = await lab.only_finding("start", ERROR)
+    assert finding.where == "shadow[0].policy"
+    assert "unknown name `requets`" in finding.what
 
 
 async def test_traffic_check_names_clients_that_break_their_caches(lab: Lab) -> None:

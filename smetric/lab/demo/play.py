@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from smetric.config.settings import (
     Settings,
     TokenizerSettings,
 )
+from smetric.config.values import ParamValue
 from smetric.fleet.record import DecisionRecord
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator import instance, prompt
@@ -417,6 +419,12 @@ def engines(speed: float = 1.0) -> EmulatedFleet:
     return EmulatedFleet(INSTANCES, EmulatedSettings(model=MODEL, engine=config, time_scale=speed), lmcache=True)
 
 
+def policy_and_params(policy: str) -> tuple[str, Mapping[str, ParamValue]]:
+    """Return the name or file of a policy such as `smetric FLOOR=2`, and its parameters."""
+    name, *params = re.split(r" (?=\w+=)", policy)
+    return name, dict(param.split("=", 1) for param in params)
+
+
 def settings(
     urls: Sequence[str], policy: str, *, lmcache_url: str = "", port: int = 0, admin_port: int = 0
 ) -> Settings:
@@ -425,11 +433,13 @@ def settings(
     With *lmcache_url* that lookup service replaces the prefix index.
     """
     instances = {f"vllm-{n}": url for n, url in enumerate(urls, 1)}
+    name, params = policy_and_params(policy)
     made = Settings(
         listen=Listen(port=port),
         admin=Admin(port=admin_port),
         instances=tuple(InstanceSettings(id=id, url=url) for id, url in instances.items()),
-        policy=policy,
+        policy=name,
+        params=params,
     )
     if not lmcache_url:
         return made
@@ -449,7 +459,7 @@ class Play:
     """Result of one policy.
 
     Args:
-        policy: a shipped name or a file, as given.
+        policy: a shipped name or a file, with parameters, as given.
         answers: every answer, in the order of their ends.
         records: decision records of those answers by id, as far as the router keeps them.
         figures: sums over the answers.
@@ -476,7 +486,7 @@ async def perform(
 
     Args:
         engines: they listen already.
-        policy: a shipped name or a file.
+        policy: a shipped name or a file, with parameters: `smetric FLOOR=2`.
         sessions: the sessions to play.
         speed: divides the gaps; the engines' own times should be divided by the same.
         progress: receives the number of answers, and of all requests, after every answer.

@@ -106,7 +106,7 @@ def report(plays: Sequence[Play], by_lmcache: Play | None, program: str, environ
         program: command of this program.
         environ: names the collector of traces.
     """
-    parts = [_heading("The same sessions, policy by policy"), _table(plays), _legend()]
+    parts = [_heading("The same sessions, policy by policy"), _table(plays), _legend(plays)]
     parts += [_heading(f"Decisions of {plays[0].policy}"), *_decisions(plays[0])]
     if by_lmcache is not None:
         parts += [
@@ -146,13 +146,15 @@ def _row(play: Play) -> tuple[str, ...]:
     )
 
 
-def _legend() -> str:
+def _legend(plays: Sequence[Play]) -> str:
+    floor = "FLOOR            a load floor: so many requests are no overload, however idle the other instances are"
     return "\n".join(
         (
             "local hit rate   cached ÷ prompt tokens, from the engines' `usage`",
             f"imbalance        requests in flight: fullest instance ÷ mean, in {WINDOW_S:g} s windows; 1 is even",
             "TTFT             time from request to first event, measured by the client",
             "returned         follow-ups that went to the instance of the session's previous request",
+            *([floor] if any("FLOOR=" in play.policy for play in plays) else []),
             "",
             _fill(
                 "This is one short run on emulated engines with one set of sessions: it shows how policies differ, not "
