@@ -333,6 +333,7 @@ def _data_limits(settings: Settings) -> HttpLimits:
         body_timeout_s=limits.body_timeout,
         send_timeout_s=limits.send_timeout,
         connections=limits.max_connections,
+        tenant_header=settings.tenant_header.lower().encode(),
     )
 
 

@@ -21,7 +21,16 @@ import structlog
 
 from smetric.errors import HttpError, RequestError
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import BODY_FIELDS, HttpLimits, explain, has_body, inspect_head, inspect_protocol, refusal
+from smetric.http.limits import (
+    BODY_FIELDS,
+    HttpLimits,
+    drop_authority,
+    explain,
+    has_body,
+    inspect_head,
+    inspect_protocol,
+    refusal,
+)
 from smetric.http.transaction import ENDED, STARTED, WAITING, Timer, Transaction, Watchdog
 
 log = structlog.get_logger("smetric.server")
@@ -302,6 +311,8 @@ class Connection(asyncio.Protocol):
         scope["raw_path"] = raw_path
         scope["query_string"] = query
         scope["headers"] = headers
+        if raw_path[:1] != b"/":
+            drop_authority(scope)
         problem = inspect_protocol(scope) if version == "0.9" or parser.should_upgrade() else None
         if problem is None:
             problem = inspect_head(scope, self.limits, self._received)

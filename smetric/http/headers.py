@@ -19,23 +19,23 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Fields of one connection: RFC 9110 §7.6.1, and others in practice.
 HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"expect",
-        b"http2-settings",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+    b"connection expect http2-settings keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade".split()
 )
 #: Fields that the router sets itself in the upstream request; the trace context is its own.
 OURS = frozenset({b"host", b"content-length", b"traceparent", b"tracestate", b"baggage"})
 NOT_FORWARDED = HOP_BY_HOP | OURS
+#: Fields that a Connection header may not name, and their beginnings: an instance must see what a gateway has set, and
+#: what the client itself relies on. A client could have it stripped otherwise (CVE-2022-31813).
+_END_TO_END = frozenset(
+    b"api-key authorization baggage cache-control cookie date forwarded host idempotency-key origin traceparent "
+    b"tracestate user-agent via x-api-key x-client-ip x-correlation-id x-real-ip x-request-id x-session-id "
+    b"x-session-turn x-tenant-id x-user-id".split()
+)
+_END_TO_END_STARTS = tuple(
+    b"accept access-control- anthropic- content- openai- sec- x-envoy- x-forwarded- x-gateway- x-smetric- x-stainless- "
+    b"x-vllm-".split()
+)
 #: Fields between gateways and this router; from a client they are forged.
 RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
 #: The field that lists the routers a request has passed, and the limit on their number: a loop is detected.
@@ -61,7 +61,7 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
         name, value = field
         if name in NOT_FORWARDED:
             if name == b"connection":
-                named = {*named, *_named(value)}
+                named = {*named, *named_fields(value)}
         elif name >= b"x" and name.replace(b"_", b"-").startswith(RESERVED):
             if name == VIA:
                 passed_by += value.replace(b" ", b"").split(b",")
@@ -93,7 +93,7 @@ def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
         name = given.lower()
         if name in HOP_BY_HOP:
             if name == b"connection":
-                named = {*named, *_named(value)}
+                named = {*named, *named_fields(value)}
         elif name < b"x" or not name.startswith(b"x-smetric-"):
             passed.append((name, value))
     return [field for field in passed if field[0] not in named] if named else passed
@@ -107,10 +107,16 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return None
 
 
-def _named(connection: bytes) -> Collection[bytes]:
-    """Return the fields that a Connection header names."""
+def named_fields(connection: bytes) -> Collection[bytes]:
+    """Return the fields that a Connection header names, in lower case."""
     value = connection.lower()
     return () if value in (b"keep-alive", b"close") else {token.strip() for token in value.split(b",")}
+
+
+def is_end_to_end(name: bytes) -> bool:
+    """Return whether a Connection header may not name the field *name*; some servers read underscores as dashes."""
+    name = name.replace(b"_", b"-")
+    return name in _END_TO_END or name.startswith(_END_TO_END_STARTS)
 
 
 def retry_fields(error: HttpError) -> list[tuple[bytes, bytes]]:

@@ -9,21 +9,32 @@ from email.utils import formatdate
 from http import HTTPStatus
 from itertools import chain
 from math import inf
+from urllib.parse import unquote
 
 import httptools
 
 from smetric.errors import HttpError, RequestError
-from smetric.http.headers import MOST_DIGITS, Scope, retry_fields
+from smetric.http.headers import MOST_DIGITS, Scope, is_end_to_end, named_fields, retry_fields
 
 #: Bytes that the framing of a body may take, as a multiple of the body; the limit of a head is added.
 FRAMING_SHARE = 16
-METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
+#: Value of the Allow field of a 405.
+ALLOW = b"GET, HEAD, POST, DELETE, OPTIONS"
 #: Fields that may stand only once: servers differ on which of two values counts.
 SINGLE = frozenset({b"host", b"authorization", b"content-type", b"content-length", b"transfer-encoding"})
 #: Fields that announce a body.
 BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
 HOST = re.compile(rb"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+#: Target in absolute form (RFC 9112 §3.2.2): its authority, then the path.
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
 _HASH = ord("#")
+#: Refusal of a WebSocket. Clients that can do without one, such as Codex, send the request by HTTP after a 426 only.
+NO_WEBSOCKET = RequestError(
+    "WebSockets are not spoken here; send the request by HTTP/1.1", status=426, kind="upgrade_required"
+)
+#: Connection fields of nearly all clients.
+_USUAL = (None, b"keep-alive", b"close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,8 @@ class HttpLimits:
     send_timeout_s: float = 60.0
     #: Connections; 0 for as many as the file descriptors allow.
     connections: int = 0
+    #: Field of the gateway with the name of the tenant, in lower case; empty for none.
+    tenant_header: bytes = b""
 
     def overhead_bytes(self, body_bytes: int) -> int:
         """Return the bytes that a request may take around the first *body_bytes* of its body."""
@@ -72,7 +85,7 @@ def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> Htt
     target: bytes = scope["raw_path"]
     query: bytes = scope["query_string"]
     if target[:1] != b"/" or _HASH in target or _HASH in query:
-        return RequestError("the request target must be a path that starts with `/`, without a fragment")
+        return RequestError("the request target must be a path that starts with `/`, or a URL, without a fragment")
     if len(target) + len(query) > limits.target_bytes:
         return RequestError(f"the request target is longer than {limits.target_bytes} bytes", status=414)
     headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -88,6 +101,8 @@ def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> Htt
         return RequestError(
             f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
         )
+    if values.get(b"connection") not in _USUAL and (problem := _inspect_connection(headers, limits)) is not None:
+        return problem
     host = values.get(b"host")
     if (host is None and version == "1.1") or (host and HOST.fullmatch(host) is None):
         return RequestError("the Host header must be one host name or address, with an optional port")
@@ -106,6 +121,25 @@ def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> Htt
         if int(length) > limits.body_bytes:
             return too_large(limits)
     return None
+
+
+def _inspect_connection(headers: list[tuple[bytes, bytes]], limits: HttpLimits) -> HttpError | None:
+    """Return the reason to refuse a request whose Connection fields name a field that must reach the instance."""
+    for name, value in headers:
+        if name == b"connection":
+            for named in named_fields(value):
+                if named == limits.tenant_header or is_end_to_end(named):
+                    text = named[:80].decode("latin-1")
+                    return RequestError(f"the Connection header names `{text}`, which is not a field of one connection")
+    return None
+
+
+def drop_authority(scope: Scope) -> None:
+    """Reduce a target in absolute form, such as `http://host/path`, to its path; no other target is changed."""
+    match = _ABSOLUTE.fullmatch(scope["raw_path"])
+    if match is not None and HOST.fullmatch(match[1]) is not None:
+        scope["raw_path"] = match[2] or b"/"
+        scope["path"] = unquote(scope["raw_path"].decode("latin-1"))
 
 
 def has_body(scope: Scope) -> bool:
@@ -133,8 +167,14 @@ def inspect_protocol(scope: Scope) -> HttpError | None:
     if scope["http_version"] == "0.9":
         return RequestError("the request line lacks its HTTP version")
     if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
-        return RequestError("WebSockets are not spoken here")
+        return NO_WEBSOCKET
     return None
+
+
+def error_fields(problem: HttpError) -> list[tuple[bytes, bytes]]:
+    """Return the header fields that the status of *problem* asks for, and those that say when to retry."""
+    fields = {405: [(b"allow", ALLOW)], 426: [(b"upgrade", b"HTTP/1.1")]}.get(problem.status, [])
+    return fields + retry_fields(problem)
 
 
 def refusal(
@@ -143,15 +183,13 @@ def refusal(
     """Return a whole response, after which the connection closes."""
     path = scope["path"] if scope is not None else url.decode("latin-1")
     body = error_body(path, problem)
-    lines = [
-        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        f"date: {formatdate(usegmt=True)}",
-        "connection: close",
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"date", formatdate(usegmt=True).encode()),
+        (b"connection", b"close, upgrade" if problem.status == 426 else b"close"),
+        *error_fields(problem),
     ]
-    if problem.status == 405:
-        lines.append("allow: GET, HEAD, POST, DELETE")
-    lines += [f"{name.decode()}: {value.decode()}" for name, value in retry_fields(problem)]
-    head = "\r\n".join([*lines, "", ""]).encode("ascii")
+    line = f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}".encode()
+    head = b"\r\n".join([line, *map(b": ".join, fields), b"", b""])
     return head if scope is not None and scope["method"] == "HEAD" else head + body

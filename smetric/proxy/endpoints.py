@@ -249,7 +249,7 @@ class Inference:
     def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
         request = parse(self._api, body, scope["headers"], self._context.proxy.tokens, self._context.reading)
         params = scope.get("path_params")
-        if params and "id" in params:
+        if params and "id" in params and scope["method"] != "OPTIONS":  # a preflight needs no particular instance
             request.pinned_to = params["id"]
         return request
 
@@ -362,8 +362,12 @@ def data_app(
         *(Route(path, Inference(context, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(context, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
         Route(CANCEL_RESPONSE, Inference(context, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),
-        *health,
     ]
+    preflights = (
+        Route(path, Inference(context, path, Api.OTHER, leased=False), methods=["OPTIONS"])
+        for path in dict.fromkeys(route.path for route in routes)
+    )
+    routes += [*preflights, *health]
     # A redirect would take its host from the client.
     router = PathRouter(routes, lifespan=lifespan, redirect_slashes=False)
     posted = {route.path: route.endpoint for route in routes if route.methods == {"POST"} and "{" not in route.path}

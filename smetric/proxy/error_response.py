@@ -10,7 +10,8 @@ from email.utils import formatdate
 import orjson
 
 from smetric.errors import HttpError
-from smetric.http.headers import Send, retry_fields
+from smetric.http.headers import Send
+from smetric.http.limits import error_fields
 
 #: Beginning of the paths of the Anthropic API.
 MESSAGES = "/v1/messages"
@@ -47,7 +48,7 @@ def error_event(path: str, error: HttpError) -> bytes:
 
 
 async def send_error(send: Send, path: str, error: HttpError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    """Answer *error*, with Retry-After where it has one."""
+    """Answer *error*, with the fields that its status asks for, and Retry-After where it has one."""
     body = error_body(path, error)
     fields = [
         (b"content-type", b"application/json"),
@@ -55,8 +56,6 @@ async def send_error(send: Send, path: str, error: HttpError, headers: list[tupl
         (b"date", formatdate(usegmt=True).encode()),
         *(headers or []),
     ]
-    fields += retry_fields(error)
-    if error.status == 405 and not headers:
-        fields.append((b"allow", b"GET, HEAD, POST, DELETE"))
+    fields += [field for field in error_fields(error) if field[0] not in dict(headers or [])]
     await send({"type": "http.response.start", "status": error.status, "headers": fields})
     await send({"type": "http.response.body", "body": body, "more_body": False})

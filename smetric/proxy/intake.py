@@ -16,7 +16,7 @@ import structlog
 from smetric.errors import HttpError, RequestError
 from smetric.http.connection import FAULT, LINGER_BYTES, LINGER_S
 from smetric.http.headers import App, Headers, Message, Receive, Scope, Send
-from smetric.http.limits import HttpLimits, has_body, inspect_head, too_large
+from smetric.http.limits import NO_WEBSOCKET, HttpLimits, drop_authority, has_body, inspect_head, too_large
 from smetric.http.transaction import FEW_PIECES, ClientGone, Room, Timer, Transaction, Watchdog, compact
 from smetric.proxy.error_response import error_body, send_error
 
@@ -243,13 +243,25 @@ class Intake:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1003})
+            await self._refuse_websocket(scope, send)
         else:
+            drop_authority(scope)
             client = AsgiClient(receive, send, self.limits, self._timer, has_body=has_body(scope))
             try:
                 await self._answer(scope, client, inspect_head(scope, self.limits))
             finally:
                 client.close()
+
+    async def _refuse_websocket(self, scope: Scope, send: Send) -> None:
+        self.refused(NO_WEBSOCKET, scope, False)
+        if "websocket.http.response" not in scope.get("extensions", ()):
+            await send({"type": "websocket.close", "code": 1003})  # the server answers 403
+            return
+
+        async def send_before_handshake(message: Message) -> None:
+            await send({**message, "type": f"websocket.{message['type']}"})
+
+        await send_error(send_before_handshake, scope["path"], NO_WEBSOCKET)
 
     def serve(self, scope: Scope, client: Transaction) -> Coroutine[Any, Any, None]:
         """Answer a request on our own listener, which has inspected its head."""

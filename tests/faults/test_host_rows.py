@@ -177,7 +177,17 @@ async def test_a5_host_answers_413_above_the_body_limit(host: Host, framing: byt
 async def test_a10_host_serves_no_spelling_of_an_admin_path(host: Host) -> None:
     async with hosted(host) as router:
         for path in ("/admin/policy", "//admin/policy", "/%61dmin/policy", "/v1/..%2fadmin/policy", "/metrics"):
-            assert (await fetch(router.url, "GET", path)).status == 404
+            for target in (path, f"http://other{path}"):
+                assert (await fetch(router.url, "GET", target)).status == 404
+
+
+async def test_a8_host_refuses_websockets(host: Host) -> None:
+    fields = [("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Version", "13")]
+    fields.append(("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="))
+    async with hosted(host) as router:
+        answer = await fetch(router.url, "GET", "/v1/responses", headers=fields)
+        assert (answer.status, answer.value("upgrade")) == (426, "HTTP/1.1")
+        assert router.engine.calls == []
 
 
 async def test_a11_host_answers_pipelined_requests_in_order(host: Host) -> None:

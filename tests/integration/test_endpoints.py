@@ -36,6 +36,23 @@ async def test_listed_path_passes_with_its_own_method_only() -> None:
         assert (await router.ask("GET", "/v1/embeddings")).status == 405
 
 
+async def test_preflight_is_answered_by_an_instance() -> None:
+    """Browsers ask before they send; which pages may send is a setting of the engines."""
+    allowed = [(b"access-control-allow-origin", b"*"), (b"access-control-allow-headers", b"authorization")]
+    asked = (("Origin", "http://localhost:5173"), ("Access-Control-Request-Method", "POST"))
+    async with running(FakeEngine(), script=lambda call: call.answer(200, b"OK", *allowed)) as router:
+        router.engines[0].models = router.engines[0].script
+        paths = ["/v1/chat/completions", "/v1/messages", "/v1/models", "/v1/embeddings", "/v1/responses/resp_1/cancel"]
+        for path in paths:
+            answer = await router.ask("OPTIONS", path, b"", *asked)
+            assert (answer.status, answer.body) == (200, b"OK")
+            assert answer.value("access-control-allow-origin") == "*"
+        for call in router.engines[0].calls:
+            assert (call.method, call.values(b"origin")) == (b"OPTIONS", [b"http://localhost:5173"])
+        assert (await router.ask("OPTIONS", "/v1/nothing", b"", *asked)).status == 404
+        assert (await router.ask("OPTIONS", "/healthz", b"", *asked)).status == 405
+
+
 async def test_alias_changes_the_model_field_alone() -> None:
     body = b'{ "messages" : [ {"role":"user","content":"model: \\u0022small\\u0022"} ],  "model" :"small" ,"x":1.50}'
     async with running(FakeEngine(), models={"small": "tiny"}) as router:
