@@ -86,11 +86,12 @@ class Tests:
             name, value = setting.name, setting.value
             field = self._vocabulary.request.get(name)
             if name == "last":
-                if not isinstance(value, tree.Name):
+                last = value.name if isinstance(value, tree.Name) else value
+                if not isinstance(last, str):
                     self._error("given", _name_of(setting), "`last` is the instance chosen last", "e.g. given last = a")
-                elif value.name not in names:
-                    help_text = did_you_mean(value.name, names)
-                    self._error("given", value.span, f"`{value.name}` is not in the table", help_text)
+                elif last not in names:
+                    place = value.span if isinstance(value, tree.Name) else setting.span
+                    self._error("given", place, f"`{clip(last)}` is not in the table", did_you_mean(last, names))
             elif field is not None:
                 self._value(field, setting)
             else:

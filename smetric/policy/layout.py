@@ -290,7 +290,7 @@ def lay_case(words: Sequence[_Word]) -> list[Line]:
 def _starts(words: Sequence[_Word]) -> Iterator[int]:
     """Yield the place of each part but the first."""
     for place, (word, following) in enumerate(pairwise(words)):
-        row = word.type == "NAME" and following.type == "VBAR" and words[place - 1].type != "VBAR"
+        row = word.type in ("NAME", "STRING") and following.type == "VBAR" and words[place - 1].type != "VBAR"
         if row or word.type in ("WITH", "GIVEN", "INSTANCE", "EXPECT"):
             yield place
 

@@ -35,6 +35,9 @@ SIGN = "SIGN"
 _GLUES_RIGHT = frozenset({*OPENERS, "DOT", "RANGE", SIGN})
 _GLUES_LEFT = frozenset({*CLOSERS, "COMMA", "COLON", "DOT", "RANGE", "LSQB"})
 
+#: Tokens that an id without quotes in a test may consist of, as in gpu-6 and 10.0.0.1:8000; keywords too.
+_ID_PARTS = frozenset({"NAME", "NUMBER", "DURATION", "MINUS", "DOT", "RANGE", "COLON", "SLASH"})
+
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _CHARACTER_HELP = {
     "!": "not equal is `!=`; negation is `not`",
@@ -145,6 +148,7 @@ def tokenize(text: str) -> Tokens:
         found.errors.append(fault)
         found.skipped.append(fault.span.start)
         place = fault.span.end
+    found.tokens = list(_with_ids(found.tokens))
     for at, token in enumerate(found.tokens):
         wrong = _bad_token(found.tokens, at, text)
         if wrong is not None:
@@ -167,6 +171,29 @@ def cut(found: Tokens) -> list[Piece]:
     for offset in found.skipped if pieces else ():
         pieces[max(0, bisect_right(starts, offset) - 1)].broken = True
     return pieces
+
+
+def _with_ids(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Yield *tokens*, in tests with one NAME for each id of an instance that consists of several of them."""
+    in_test, place, before = False, 0, END
+    while place < len(tokens):
+        token, end = tokens[place], place + 1
+        is_id = before.type in ("EXPECT", "OR") or not same_line(before, token)
+        is_id |= before.type == "EQUAL" and place > 1 and tokens[place - 2] == "last"
+        if in_test and is_id and token.type != "MINUS" and _is_id_part(token):
+            while end < len(tokens) and tokens[end].start == tokens[end - 1].end and _is_id_part(tokens[end]):
+                end += 1
+        if end > place + 1:
+            parts = tokens[place:end]
+            token = Token("NAME", "".join(parts), token.start, token.line, end_pos=parts[-1].end)
+        elif token.type in _CUTS and before.type != "EXPECT":
+            in_test = token.type == "TEST"
+        yield token
+        place, before = end, tokens[end - 1]
+
+
+def _is_id_part(token: Token) -> bool:
+    return token.type in _ID_PARTS or token.isalpha()
 
 
 def same_line(earlier: Token, later: Token) -> bool:
@@ -269,7 +296,7 @@ def _bad_token(tokens: Sequence[Token], place: int, text: str) -> Diagnostic | N
     """Return the error of a token that can stand nowhere; None for a sound one."""
     token = tokens[place]
     span = token.span
-    if token.type == "NAME" and len(token) > MAX_NAME:
+    if token.type == "NAME" and len(token) > MAX_NAME and token.isidentifier():
         return Diagnostic("long-name", f"a name has at most {MAX_NAME} characters, this one {len(token)}", span)
     if token.type in ("NUMBER", "DURATION") and _magnitude(token) > LARGEST:
         return Diagnostic("too-large", f"`{quote(text, span)}` is too large", span, "numbers are at most 1e15")

@@ -393,7 +393,7 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
 
     def row(self, span: Span, name: Token, *cells: Any) -> tree.Row:
         made = (cell if isinstance(cell, tree.Cell) else tree.Cell(span=cell.span, value=cell.value) for cell in cells)
-        return tree.Row(span=span, name=str(name), cells=tuple(made))
+        return tree.Row(span=span, name=_id(name).name, cells=tuple(made))
 
     def plain(self, span: Span, sign: Token | None, literal: Token) -> tree.Cell:
         return tree.Cell(span=span, value=-number_of(literal) if sign else number_of(literal))
@@ -416,7 +416,7 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
         return replace(outcome, span=span, rule=_name_if(rule), failing=guard)
 
     def expect_route(self, span: Span, *names: Token) -> tree.Expect:
-        return tree.Expect(span=span, kind="route", instances=tuple(map(_name, names)))
+        return tree.Expect(span=span, kind="route", instances=tuple(map(_id, names)))
 
     def expect_reject(self, span: Span, status: Token) -> tree.Expect:
         return tree.Expect(span=span, kind="reject", status=number_of(status))
@@ -427,6 +427,11 @@ class _Builder(Transformer_NonRecursive[Token, Any]):
 
 def _name(token: Token) -> tree.Name:
     return tree.Name(span=token.span, name=str(token))
+
+
+def _id(token: Token) -> tree.Name:
+    """Return the id of an instance, with or without quotes."""
+    return tree.Name(span=token.span, name=str(token).strip('"'))
 
 
 def _name_if(token: Token | None) -> tree.Name | None:

@@ -329,8 +329,8 @@ def _got(decision: Decision) -> str:
 def _cases(policy: Policy, ids: Iterable[str], last: Any) -> Iterator[tuple[dict[str, str], int]]:
     """The cursors and seeds that the outcome may depend on."""
     rotating = policy.plan.rotating
-    if isinstance(last, tree.Name):
-        cursors = [dict.fromkeys(rotating, last.name)]
+    if last is not None:
+        cursors = [dict.fromkeys(rotating, last.name if isinstance(last, tree.Name) else last)]
     else:
         cursors = [{}, *(dict.fromkeys(rotating, id) for id in ids)] if rotating else [{}]
     for cursor in cursors:

@@ -105,6 +105,15 @@ def test_expectation_of_a_keep_without_survivors_is_503() -> None:
     assert run("keep healthy\nroute argmin(requests)", "  instance | healthy\n  a | false\n  expect reject 503").passed
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize("id", ["gpu-6", "10.0.0.1:8000", "test-1", "vllm/a100-80g.local:8000", "hold.2s"])
+def test_table_takes_ids_of_real_instances(id: str, quote: str) -> None:
+    id = f"{quote}{id}{quote}"
+    table = f"  given last = {id}\n  instance | requests | waiting\n  {id} | 1 | 2\n  b | 1 | 0\n"
+    assert run("route rr_argmin(requests)", table + "  expect b").passed
+    assert run("route argmax(waiting)", f"{table}  expect b or {id}").passed
+
+
 def test_cell_left_out_or_marked_is_unknown() -> None:
     rules = "route argmin(requests) when all(known(requests)) and not any(known(hit_len)) as known_load\n"
     rules += "route argmax(requests + hit_len / 1 token * 1 request) as rest"
