@@ -25,6 +25,7 @@ from smetric.policy.types import (
     Type,
     comparison,
     did_you_mean,
+    exact,
     greatest,
     hull,
     least,
@@ -44,6 +45,8 @@ class Operators:
     def __init__(self, units: Units, findings: Findings) -> None:
         self._units = units
         self._findings = findings
+        #: By the place of a comparison that is the same in every decision, what to do about it.
+        self.advice: dict[Span, str] = {}
 
     def unary(self, expr: tree.Unary, found: Type) -> Type:
         """Return the type of `-x` or `not x`."""
@@ -117,7 +120,19 @@ class Operators:
             return made
         if not self._units.agree(left, right):
             return self._mismatch(expr, left, right)
-        return replace(made, interval=_decide(expr.op, left.interval, right.interval))
+        made = replace(made, interval=_decide(expr.op, left.interval, right.interval))
+        if made.decided:
+            self.advice[expr.span] = self._advice(expr.left, left, right) or self._advice(expr.right, right, left)
+        return made
+
+    def _advice(self, side: tree.Expr, found: Type, other: Type) -> str:
+        """Return what to do about *side*, whose range does not reach the *other* one; empty if it has no range."""
+        if not found.may or found.interval.low == found.interval.high:
+            return ""
+        shown, number = quote(self._findings.text, side.span), other.interval.high
+        advice = f"`{shown}` {found.interval.place}"
+        is_percent = found.interval == TRUTH and other.interval.low == number and 2 <= number <= 100
+        return f"{advice}: write {exact(number / 100)} for {exact(number)} %" if is_percent else advice
 
     def _arithmetic(self, expr: tree.Binary, left: Type, right: Type) -> Type:
         for side, found in ((expr.left, left), (expr.right, right)):
@@ -247,6 +262,11 @@ class Expressions:
         self.libraries: dict[str, Expressions] = {}
         #: Values that are the same in every decision, outside of definitions.
         self.constants: list[tuple[Span, Type, str]] = []
+
+    def advice(self, span: Span) -> str:
+        """Return what to do about the first comparison within *span* that is the same in every decision, or empty."""
+        each = self._operators.advice.items()
+        return next((text for at, text in each if span.start <= at.start and at.end <= span.end), "")
 
     def infer(self, expr: tree.Expr, arguments: Arguments = _NONE) -> Type:
         """Return the type of *expr*, given the *arguments* of the definition that it stands in.

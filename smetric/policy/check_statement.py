@@ -102,7 +102,7 @@ class Statements:
             self.findings.warn("unused", found.span, f"{word} `{name}` is never used")
         for span, type_, message in self.expressions.constants:
             if not type_.may & self.parameters.declared.keys():  # it may be a switch
-                self.findings.warn("constant", span, message)
+                self.findings.warn("constant", span, message, self.expressions.advice(span))
 
     # ── one statement ──
 
@@ -193,7 +193,12 @@ class Statements:
             self.findings.error("mask", mask.span, message, help_text)
         elif found.decided:
             kept = "every" if found.interval == TRUE else "no"
-            self.expressions.same(mask.span, found, f"this keeps {kept} candidate in every decision")
+            message = f"this keeps {kept} candidate in every decision"
+            is_outage = kept == "no" and statement.word == "keep" and statement.when is None
+            if is_outage and not found.may & self.parameters.declared.keys():
+                self.findings.error("outage", mask.span, message, self.expressions.advice(mask.span))
+            else:
+                self.expressions.same(mask.span, found, message)
         self._add(mask, guards, found, may_end=statement.word == "keep")
 
     def _route(self, statement: tree.Rule, pick: tree.Expr) -> None:

@@ -46,6 +46,7 @@ ERRORS: Mapping[str, str] = {
     "maybe": "A value is looked up by an instance that may be absent.",
     "nobody": "A number over no candidates needs a `default:`.",
     "operand": "An operator does not take this kind of value.",
+    "outage": "A `keep` leaves no candidate, so every request is refused.",
     "overflow": "A number could grow past 1e300.",
     "range": "A number could lie outside what its place allows.",
     "redefined": "A name is defined twice.",
@@ -117,6 +118,7 @@ WAYS_OUT: Mapping[str, str] = {
     "maybe": "give it a second choice: first(…, …)",
     "nobody": "give the value for that case: default: …",
     "operand": "`smetric reference` lists what each operator takes",
+    "outage": "name what some instance has, or write `prefer`",
     "overflow": "bound its parts with clamp(…)",
     "range": "keep it within its range: clamp(…)",
     "redefined": "choose another name",
@@ -217,6 +219,8 @@ class Diagnostic:
         """Return the diagnostic with its source line and a caret."""
         if self.source is not None:
             text, path = self.source.text, self.source.path
+        if self.code == "unreadable":  # there is no text to show, and the message names the file
+            return f"{self.severity.value}: {self.message}\n = help: {self.way_out}"
         line, column = position(text, self.span.start)
         start = text.rfind("\n", 0, self.span.start) + 1
         end = text.find("\n", self.span.start)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyText, Severity, Span, position
+from smetric.policy.diagnostic import MAX_DIAGNOSTICS, WAYS_OUT, Diagnostic, PolicyText, Severity, Span, position, quote
 from smetric.policy.types import (
     BASES,
     BEHIND_NUMBERS,
@@ -25,7 +25,7 @@ from smetric.policy.types import (
     did_you_mean,
     parse_unit,
 )
-from smetric.policy.vocabulary import Vocabulary
+from smetric.policy.vocabulary import Kind, Vocabulary
 
 
 class CheckEnded(Exception):
@@ -53,7 +53,7 @@ class Findings:
         self._shown: set[tuple[int, str]] = set()
 
     def error(self, code: str, span: Span, message: str, help_text: str = "") -> Type:
-        """Report an error at *span*; inside a definition, at the outermost call, once for each place of its body.
+        """Report an error at *span*, once for each place and message; in a definition, with the call that shows it.
 
         Returns:
             The type of an expression with an error.
@@ -61,25 +61,22 @@ class Findings:
         Raises:
             CheckEnded: the file has more errors than are reported.
         """
-        shown_in = self
-        inside = (span.start, message)
         if self.calls:
-            if inside in self._shown:
+            call, caller = self.calls[0]
+            if (span.start, message) in self._shown:
                 return BROKEN
-            names = "".join(f"in `{call.function}`, " for call, _ in self.calls)
-            file = f" of {self._source.path}" if self._source else ""
-            help_text = f"{names}{self.line(span)}{file}" + (f": {help_text}" if help_text else "")
-            outermost, shown_in = self.calls[0]
-            span = outermost.span
-        self._shown.add(inside)
-        shown_in.errors.append(Diagnostic(code, message, span, help_text, source=shown_in._source))
-        if len(shown_in.errors) > MAX_DIAGNOSTICS:
+            file = f" of {caller._source.path}" if caller._source else " of the policy" if self._source else ""
+            shown = f"called as `{quote(caller.text, call.span)}` on {caller.line(call.span)}{file}"
+            help_text = f"{help_text or WAYS_OUT[code]}; {shown}"
+        self._shown.add((span.start, message))
+        self.errors.append(Diagnostic(code, message, span, help_text, source=self._source))
+        if len(self.errors) > MAX_DIAGNOSTICS:
             raise CheckEnded
         return BROKEN
 
-    def warn(self, code: str, span: Span, message: str) -> None:
+    def warn(self, code: str, span: Span, message: str, help_text: str = "") -> None:
         """Report a warning."""
-        self.warnings.append(Diagnostic(code, message, span, severity=Severity.WARNING, source=self._source))
+        self.warnings.append(Diagnostic(code, message, span, help_text, Severity.WARNING, self._source))
 
     def line(self, span: Span) -> str:
         """Return the line of *span*, as messages name it."""
@@ -110,6 +107,13 @@ _FOREIGN_FUNCTIONS = {
     "random": "`sample(1)`",
     "round_robin": "`rr_argmin(0)`",
 }
+
+
+#: Features that the help for an unknown name lists.
+MOST_NEAR = 5
+#: Names of no value in other languages.
+NOTHINGS = ("None", "null", "nil", "NaN", "undefined")
+ASK_KNOWN = "an unknown value has no name: ask known(…); a guard that reads an unknown field of the request fails"
 
 
 def looked_up(name: str) -> str:
@@ -235,13 +239,26 @@ class Names:
             help_text = f"request fields are written `req.{name}`"
         elif name in self._ever:
             help_text = "define it above this line"
+        elif name in NOTHINGS:
+            help_text = ASK_KNOWN
         elif base_unit(name) is not None:
             meant = did_you_mean(name, self._vocabulary.features)
             help_text = meant or "a unit stands right behind a number: 16 requests, 5 tokens per second"
         else:
             known = {*arguments, *self._defined, *self._vocabulary.features, "true", "false"}
-            help_text = did_you_mean(name, known) or f'define it above, or quote it if it is a string: "{name}"'
+            help_text = did_you_mean(name, known) or self._near(name)
         return self._findings.error("unknown-name", span, f"unknown name `{name}`", help_text)
+
+    def _near(self, name: str) -> str:
+        """Return the help for a name that resembles no other: the features about it, else the labels of instances."""
+        parts = {name.lower(), *name.lower().split("_")}
+        words = {word.name: re.findall("[a-z]{4,}", word.doc.lower()) for word in self._vocabulary.features.values()}
+        near = [feature for feature, doc in words.items() if parts.intersection((*feature.split("_"), *doc))]
+        what = f"features about it are {', '.join(near[:MOST_NEAR])}"
+        if not near:
+            labels = [word.name for word in self._vocabulary.features.values() if word.kind is Kind.STRING]
+            what = f"instances have the labels {', '.join(labels)}"
+        return f'{what}; define it above, or quote it if it is a string: "{name}"'
 
     def unknown_function(self, name: str, span: Span, inside: Iterable[str]) -> Type:
         """Report an undefined function; *inside* are the definitions being expanded."""

@@ -12,9 +12,11 @@ from itertools import islice
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, END, OPENERS, OPERAND_ENDS, STATEMENTS, Token, same_line
+from smetric.policy.scope import ASK_KNOWN, NOTHINGS
 from smetric.policy.types import BEHIND_NUMBERS, NUMBERS, PRODUCT, base_unit, closest, did_you_mean, truth
 
 _CONDITION = "a condition follows what it decides: `route … when …`"
+_NO_LOOPS = "there are no loops: `requests + 1` is one value per instance, `mean(requests)` is over all"
 _LAST = "the last `route`, without a `when`, applies otherwise"
 #: Marks and words of other languages. The parser may stop at either part of one that is two tokens.
 _FOREIGN = {
@@ -28,6 +30,8 @@ _FOREIGN = {
     "?": "write `x if c else y`",
     "if": "write `x if c else y`",
     "isnot": "compare with `!=`",
+    **{f"{word}{nothing}": ASK_KNOWN for word in ("is", "isnot") for nothing in NOTHINGS},
+    "key=": "there is no `key`: write the score itself, e.g. argmin(requests + waiting)",
     "is": "compare with `==`",
 }
 #: Keywords that define a name in other languages.
@@ -48,6 +52,9 @@ _FOREIGN_STARTS = {
     "otherwise": _LAST,
     "filter": "write `keep` or `prefer`",
     "require": "write `keep …`",
+    "assert": "to require it of instances write `keep …`, of decisions a `test`",
+    "while": _NO_LOOPS,
+    "for": _NO_LOOPS,
     "return": "write `route …`",
     "import": "write `use NAME (…)`",
     "from": "write `use NAME (…)`",
@@ -121,7 +128,11 @@ class ParseStop:
     @property
     def following(self) -> Token:
         """The token behind it, or `END`."""
-        return self._at(self.place + 1)
+        return self.next(1)
+
+    def next(self, count: int) -> Token:
+        """Return the token *count* places behind it, or `END`."""
+        return self._at(self.place + count)
 
     @property
     def types(self) -> tuple[str, str, str]:
@@ -239,7 +250,7 @@ def _reserved(stop: ParseStop) -> Diagnostic | None:
 def _start(stop: ParseStop) -> Diagnostic | None:
     """A line that starts with a misspelt keyword."""
     token = stop.token
-    if token.type not in ("NAME", "IF", "ELSE", "WHEN") or same_line(stop.previous, token) or stop.in_test:
+    if token.type not in ("NAME", "IF", "ELSE", "WHEN", "FOR") or same_line(stop.previous, token) or stop.in_test:
         return None
     if token.type == "WHEN" and any(earlier.type == "WHEN" for earlier in stop.before):
         return _unexpected(token, "conditions are joined by `and`")
@@ -255,7 +266,10 @@ def _foreign(stop: ParseStop) -> Diagnostic | None:
         return None
     if token == "?" and previous.type == "COMPARE":
         return _unexpected(token, "`known(…)` tells whether a value is known")
-    for text in (f"{token}{stop.following}", f"{previous}{token}", str(token)):
+    if previous == "lambda":
+        return _unexpected(previous, "name the formula: `def f(x) = …`; it works on all instances at once")
+    both = f"{token}{stop.following}"
+    for text in (f"{both}{stop.next(2)}", both, f"{previous}{token}", str(token)):
         if text in _FOREIGN:
             return _unexpected(token, _FOREIGN[text])
     return None
@@ -302,6 +316,18 @@ def _set(stop: ParseStop) -> Diagnostic | None:
         if not before or before.pop().type != "LPAR":
             return None
     return _unexpected(token, 'a set is written {"a", "b"}') if before and before[-1].type == "IN" else None
+
+
+def _comma(stop: ParseStop) -> Diagnostic | None:
+    """Two values in a row in a call, a set, `with` or `given`."""
+    token = stop.token
+    if "COMMA" in stop.accepted and stop.in_test and token.type == "EQUAL" and stop.previous.type == "NAME":
+        return _unexpected(stop.previous, "a comma is missing before it")
+    if "COMMA" not in stop.accepted or token.type not in _VALUES or stop.previous.type not in OPERAND_ENDS:
+        return None
+    if token.type == "NAME" and closest(token, _keywords(stop.accepted)):
+        return None
+    return _unexpected(token, "a comma is missing before it")
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────
@@ -415,6 +441,7 @@ _RULES: tuple[Callable[[ParseStop], Diagnostic | None], ...] = (
     _set,
     _separator,
     _number,
+    _comma,
     _order,
     _name,
     _end,

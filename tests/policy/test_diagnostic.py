@@ -10,7 +10,17 @@ import pytest
 import smetric.policy
 from smetric.features import VOCABULARY
 from smetric.policy import load
-from smetric.policy.diagnostic import ERRORS, WARNINGS, WAYS_OUT, Diagnostic, PolicyError, Severity, Span, quote
+from smetric.policy.diagnostic import (
+    ERRORS,
+    WARNINGS,
+    WAYS_OUT,
+    Diagnostic,
+    PolicyError,
+    Severity,
+    Span,
+    quote,
+    unreadable,
+)
 
 
 def test_diagnostic_marks_only_the_first_line() -> None:
@@ -39,6 +49,14 @@ def test_policy_error_holds_each_diagnostic_once_in_text_order() -> None:
     error = PolicyError([late, early, late], "abcdefgh", "f")
     assert error.diagnostics == (early, late)
     assert str(error).index("early") < str(error).index("late")
+
+
+def test_diagnostic_of_an_unreadable_file_shows_no_frame() -> None:
+    shown = unreadable("policy x: cannot be read: No such file or directory").render("", "x")
+    assert shown.splitlines() == [
+        "error: policy x: cannot be read: No such file or directory",
+        " = help: name an existing file with read permission",
+    ]
 
 
 def test_quote_is_one_short_line_without_comments() -> None:
