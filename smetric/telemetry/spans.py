@@ -320,9 +320,9 @@ class Spans(Listener):
             return
         if trace.server is not None:
             self._note_route(trace, record)
-        elif record.is_odd or (
-            exchange.previous is None and (trace.parent is not None or trace.id & _HALF < self._root_bound)
-        ):
+            return
+        may_be_sampled = trace.parent is not None or trace.id & _HALF < self._root_bound
+        if (may_be_sampled and exchange.previous is None) or record.is_odd:
             self._sample(exchange, trace, record)
 
     def _sample(self, exchange: Exchange, trace: _Trace, record: DecisionRecord | None, error: str = "") -> None:
@@ -644,20 +644,21 @@ def of_decision(
 def _of_outcome(decision: Decision) -> dict[str, Any]:
     """Return the rule that fired, what filters and guards left of the candidates, and the score."""
     ids, score, chosen = decision.snapshot.ids, decision.score, decision.index
-    failed = [label for _, guards in decision.guards for label, held in guards if held is False]
-    cursors = " ".join(f"{pick}={instance}" for pick, instance in (decision.cursors or {}).items())
+    traces, cursors = decision.guards, decision.cursors
+    failed = [label for _, guards in traces for label, held in guards if held is False]
+    shown = " ".join(f"{pick}={instance}" for pick, instance in cursors.items())
     about: dict[str, Any] = {
         names.RULE: decision.rule,
         names.SEED: decision.seed,
         names.ELIGIBLE: len(ids),
         names.FILTERED: len(ids) - len(decision.survivors[-1]) if decision.survivors else None,
         names.GUARD_FAILED: ", ".join(failed)[:CLIENT_TEXT_MAX] or None,
-        names.CURSOR: cursors[:CLIENT_TEXT_MAX] or None,
+        names.CURSOR: shown[:CLIENT_TEXT_MAX] or None,
         names.TIED: decision.tied if chosen >= 0 else None,
     }
     if chosen >= 0 and score is not None:
         is_lowest, second = decision.direction != "max", decision.runner_up_index
-        values = [score[index] for index in decision.candidates]
+        values = list(map(score.__getitem__, decision.candidates))
         about[names.SCORE_CHOSEN] = float(score[chosen])
         about[names.SCORE_DIRECTION] = "min" if is_lowest else "max"
         about[names.SCORE_WORST] = float(max(values) if is_lowest else min(values))
