@@ -71,7 +71,7 @@ PAPER = Row(
             Line(share(names.SESSION_TURNS, ("policy",), 'place="same"'), "{{policy}}"),
         ),
         Panel(
-            "Prompt tokens: here, elsewhere, nowhere",
+            "Prompt tokens: here, in a store, elsewhere, nowhere",
             names.HIT_PLACES.doc,
             "percentunit",
             (

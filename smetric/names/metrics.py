@@ -96,8 +96,9 @@ HIT_PLACES = Metric(
     "smetric_hit_tokens_total",
     "counter",
     ("policy", "found"),
-    "Prompt tokens routed, where hits were looked up: held by the chosen instance (`local`), only by others "
-    "(`global`), by none (`missed`).",
+    "Prompt tokens routed, where hits were looked up: in the chosen instance's cache (`local`), in the memory, disk or "
+    "store that it fetches from (`store`), only in other instances' caches and so computed again (`elsewhere`), or in "
+    "none (`missed`).",
 )
 SLO_TOKENS = Metric(
     "smetric_slo_tokens_total",

@@ -72,9 +72,10 @@ SAME_INSTANCE = "same"
 OTHER_INSTANCE = "other"
 PLACES = (SAME_INSTANCE, OTHER_INSTANCE)
 HELD_HERE = "local"
-HELD_ELSEWHERE = "global"
+HELD_IN_STORE = "store"
+HELD_ELSEWHERE = "elsewhere"
 HELD_NOWHERE = "missed"
-HOLDERS = (HELD_HERE, HELD_ELSEWHERE, HELD_NOWHERE)
+HOLDERS = (HELD_HERE, HELD_IN_STORE, HELD_ELSEWHERE, HELD_NOWHERE)
 
 # Result of a decision compared with the alternative.
 SAVED = "saved"

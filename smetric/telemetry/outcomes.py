@@ -40,6 +40,8 @@ MAX_PLACES = 1 << 14
 MAX_DAYS = 31
 MAX_ACCOUNTS = 4096
 _DAY_S = 86_400
+#: Features on what an instance fetches instead of computing it.
+_TIERS = ("host_hit_len", "disk_hit_len", "store_hit_len")
 
 #: Returns the time that a prefill takes on an instance, None while it is unknown; and the instance that has an id.
 Prefill = Callable[["Instance"], "PrefillTime | None"]
@@ -115,13 +117,20 @@ class Outcomes(Listener):
 
     def _count_hits(self, record: DecisionRecord) -> None:
         """Count where the prompt's tokens are, if the policy looked them up."""
-        best, policy = record.best_hit, record.policy.name
-        if best is None:
+        best, decision, places, policy = record.best_hit, record.decision, self._hit_places, record.policy.name
+        if best is None or decision is None:
             return
-        here = record.hit[0] if record.hit is not None else 0
-        self._hit_places[policy, names.HELD_HERE].value += here
-        self._hit_places[policy, names.HELD_ELSEWHERE].value += best - here
-        self._hit_places[policy, names.HELD_NOWHERE].value += max(0, record.request.prompt_len - best)
+        found = here = record.hit[0] if record.hit is not None else 0
+        columns = decision.snapshot.columns
+        for tier in _TIERS:
+            if tier in columns:  # an unknown cell is 0
+                found = max(found, int(columns[tier][decision.index]))
+        places[policy, names.HELD_HERE].value += here
+        if found > here:
+            places[policy, names.HELD_IN_STORE].value += found - here
+        best = max(best, found)
+        places[policy, names.HELD_ELSEWHERE].value += best - found
+        places[policy, names.HELD_NOWHERE].value += max(0, record.request.prompt_len - best)
 
     def _migrated(self, record: DecisionRecord, migration: Migration) -> None:
         """Count a migration, and log it once a minute for each source, rule and guard."""

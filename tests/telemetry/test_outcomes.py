@@ -289,14 +289,22 @@ def test_outcomes_count_goodput_by_arm() -> None:
         assert read("smetric_slo_tokens_total", {"policy": "sticky", "arm": arm, "met": "true"}) == 1000
 
 
-def test_outcomes_count_where_prompt_tokens_are() -> None:
-    app = telemetry()
-    run_one(app, record(hits=(0, 880, 400), loads=OVERLOADED))
+@pytest.mark.parametrize(
+    ("tiers", "found"),
+    [
+        ({}, [400, None, 480, 120]),
+        ({"host_hit_len": [0.0, 0.0, 300.0]}, [400, None, 480, 120]),
+        ({"host_hit_len": [900.0, 0.0, 600.0], "store_hit_len": [700.0] * 3}, [400, 300, 180, 120]),
+        ({"disk_hit_len": [0.0, 0.0, 950.0]}, [400, 550, 0, 50]),
+    ],
+)
+def test_outcomes_count_where_prompt_tokens_are(tiers: dict[str, list[float]], found: list[int | None]) -> None:
+    app, made = telemetry(), record(hits=(0, 880, 400), loads=OVERLOADED)
+    assert made.decision is not None
+    made.decision.snapshot.columns.update(tiers)  # type: ignore[attr-defined]
+    run_one(app, made)
     read = app.metrics.registry.get_sample_value
-    found = [
-        read("smetric_hit_tokens_total", {"policy": "sticky", "found": at}) for at in ("local", "global", "missed")
-    ]
-    assert found == [400, 480, 120]
+    assert [read("smetric_hit_tokens_total", {"policy": "sticky", "found": at}) for at in names.HOLDERS] == found
 
 
 #: Seconds of the first of January 1970, noon.
