@@ -43,7 +43,7 @@ from smetric.records.recorder import RecordStack
 from smetric.request.reader import ReaderSettings
 from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
-from smetric.routing.router import Router
+from smetric.routing.router import AT_HAND_EVERY_S, Router
 from smetric.routing.shadow import ShadowJudge
 from smetric.sources.build import build_sources, grains, require_token_ids
 from smetric.sources.lookups import LookupDeadline
@@ -123,6 +123,7 @@ class Application:
             deadline=deadline,
             on_source_failed=self.metrics.source_failed,
             observed=self.policies.observed,
+            at_hand_every_s=AT_HAND_EVERY_S,
         )
         self.tracing = Tracing(
             environ,

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import click
 
-from smetric.cli.options import format_option, param_values, set_option, settings_options, settings_table
+from smetric.cli.options import Percent, format_option, param_values, set_option, settings_options, settings_table
 from smetric.cli.policy import PolicySource, policy_named
 from smetric.config import load
 from smetric.config.credential import credential
@@ -200,10 +200,13 @@ def rollback(name: str, generation: int | None, admin: str) -> None:
 @click.argument("policy", metavar="NAME|FILE|-")
 @click.option("--of", "name", metavar="NAME", default="default", show_default=True, help="The route to try it on.")
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), default=1000, show_default=True, help="Decisions.")
+@click.option("--fail-under", metavar="PERCENT", type=Percent(), help="End with 1 if they agree on less.")
 @set_option
 @format_option(("text", "json"))
 @admin_option
-def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, admin: str) -> None:
+def try_(
+    policy: str, name: str, last: int, fail_under: float | None, params: tuple[str, ...], form: str, admin: str
+) -> None:
     """Try a policy on the last decisions of a running router; the acting policy stays.
 
     Its parameters are those configured for the route, or with --set those alone.
@@ -211,6 +214,10 @@ def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, 
     \b
     smetric try candidate.policy
     smetric try candidate.policy --of coder --set OVERLOAD=1.5 --admin http://10.0.0.5:9464
+    smetric try candidate.policy --fail-under 95
+
+    Ends with 0, with 1 if they agree on less than --fail-under or the policy does not check, with 2 if no decision can
+    be compared.
     """
     source = policy_named(policy)
     document: dict[str, Any] = {"policy": source.text, "last": last, "libraries": _libraries(source)}
@@ -223,14 +230,19 @@ def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, 
         raise click.ClickException(answer["error"])
     if form == "json":
         click.echo(json.dumps(answer, ensure_ascii=False, indent=2))
-        return
-    if not isinstance(answer.get("text"), str):
+    elif not isinstance(answer.get("text"), str):
         raise strange(admin, status)
-    for warning in answer.get("warnings", ()):
-        click.echo(f"{source.path}:{warning}", err=True)
-    if answer.get("cut_short"):
-        click.echo("the router stopped before it had tried all of them; ask for fewer with --last", err=True)
-    click.echo(answer["text"])
+    else:
+        for warning in answer.get("warnings", ()):
+            click.echo(f"{source.path}:{warning}", err=True)
+        if answer.get("cut_short"):
+            click.echo("the router stopped before it had tried all of them; ask for fewer with --last", err=True)
+        click.echo(answer["text"])
+    agreement = answer.get("agreement")
+    if agreement is None:
+        raise SystemExit(2)
+    if fail_under is not None and agreement * 100 < fail_under:
+        raise SystemExit(1)
 
 
 def _libraries(source: PolicySource) -> dict[str, str]:

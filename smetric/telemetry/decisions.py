@@ -18,28 +18,46 @@ from smetric.policy import explain
 from smetric.telemetry import decision_text
 from smetric.telemetry.decision_text import summary_of
 
-#: Decisions kept.
+#: Decisions kept, and most bytes of their tables by a rough count: a cell, with its share of scores and of what else is
+#: kept for each candidate, takes about 40 bytes.
 KEPT = 1000
+MAX_TABLES = 64 << 20
+_CELL = 40
 #: Records of each kind kept between two looks of the feed, which are at most a second apart.
 MAX_ACTIVITY = 8192
 
 
 class DecisionLog(Listener):
-    """Ring of the last decisions.
+    """Ring of the last decisions; the oldest leave it.
 
     Args:
-        kept: number of decisions.
+        kept: most decisions.
+        max_tables: most bytes of their tables; the latest decision is kept whatever its size.
     """
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._records: deque[DecisionRecord] = deque(maxlen=kept)
+    def __init__(self, kept: int = KEPT, max_tables: int = MAX_TABLES) -> None:
+        self._records: deque[DecisionRecord] = deque()
+        #: Bytes of the table of each record, and of all of them.
+        self._sizes: deque[int] = deque()
+        self._size = 0
+        self._kept = kept
+        self._max_tables = max_tables
 
     def __len__(self) -> int:
         return len(self._records)
 
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
         """Keep *record*, and let the oldest go."""
+        size, decision = 0, record.decision
+        if decision is not None:
+            columns = len(decision.snapshot.columns) + sum([len(one.columns) for one, _ in record.beside])
+            size = _CELL * len(decision.snapshot.ids) * (columns + 2)
         self._records.append(record)
+        self._sizes.append(size)
+        self._size += size
+        while len(self._records) > self._kept or (self._size > self._max_tables and len(self._records) > 1):
+            self._records.popleft()
+            self._size -= self._sizes.popleft()
 
     def get(self, id: str) -> DecisionRecord | None:
         """Return the decision with this *id*, or None."""

@@ -191,12 +191,15 @@ async def test_trial_evaluates_the_last_decisions_and_swaps_nothing(path: Path) 
 
 
 @pytest.mark.parametrize("shadow", [(), (ShadowSettings(policy="bailian"),)], ids=["unread", "read by a shadow"])
-async def test_trial_answers_with_read_features_only(shadow: tuple[ShadowSettings, ...]) -> None:
+async def test_trial_answers_with_read_features_and_those_at_hand(shadow: tuple[ShadowSettings, ...]) -> None:
     async with running(FakeEngine(), FakeEngine(), shadow=shadow) as router:
         status, answer = await post(router, "/admin/policies/load_only/try", shipped_policies()["bailian"].read_bytes())
         missing = {} if shadow else {"not answerable: hit_len not read": 2}
         assert (status, answer["decisions"]["not_answerable"]) == (200, missing)
         assert (answer["decisions"]["compared"], answer["agreement"] is None) == (2 if shadow else 0, not shadow)
+        by_usage = b"policy p\nroute argmin(norm(running) + norm(unprefilled) + kv_usage)\n"
+        status, answer = await post(router, "/admin/policies/load_only/try", by_usage)
+        assert answer["decisions"]["compared"] >= 1
 
 
 async def test_trial_covers_its_own_route_and_arm(path: Path) -> None:
@@ -310,5 +313,17 @@ async def test_trial_command_prints_errors_and_json(path: Path, tmp_path: Path) 
         assert "did you mean `requests`" in wrong.output
         done = await command("try", "load_only", "--format", "json", "--last", "5", "--admin", router.admin_url)
         assert orjson.loads(done.output)["candidate"].startswith("load_only@")
+        assert done.exit_code == 0
         other = await command("try", "load_only", "--of", "nope", "--admin", router.admin_url)
         assert (other.exit_code, "no policy is called nope" in other.output) == (1, True)
+        unread = await command("try", "bailian", "--admin", router.admin_url)
+        assert (unread.exit_code, "can be compared" in unread.output) == (2, True)
+
+
+async def test_trial_command_fails_under_a_share(path: Path, tmp_path: Path) -> None:
+    refusing = tmp_path / "refusing.policy"
+    refusing.write_text('policy refusing\nreject 429 "no"\n')
+    async with running(FakeEngine(), policy=str(path)) as router:
+        for policy, share, code in (("load_only", "100", 0), (str(refusing), "1", 1), (str(refusing), "0", 0)):
+            done = await command("try", policy, "--fail-under", share, "--admin", router.admin_url)
+            assert done.exit_code == code, done.output

@@ -7,6 +7,7 @@ import orjson
 
 from smetric import names
 from smetric.fleet.record import decision_id
+from smetric.policy import Snapshot
 from smetric.request.prompt import Prompt
 from smetric.request.request import Usage
 from smetric.telemetry.decisions import Activity, DecisionLog, brief, full
@@ -34,6 +35,19 @@ def test_decision_log_keeps_the_newest_and_finds_by_id() -> None:
     assert log.get(made[0].id) is None
     assert log.get(made[2].id) is made[2]
     assert len(log) == 3
+
+
+def test_decision_log_keeps_fewer_decisions_with_large_tables() -> None:
+    log = DecisionLog(max_tables=20_000)
+    made = [record(hits=[0.0] * 40, loads=[1.0] * 40) for _ in range(5)]
+    for each in made:
+        log.decided(exchange_of(), each)
+    assert log.recent(10) == made[:1:-1]
+    made[0].beside = ((Snapshot(["a"], {"running": [1.0], "waiting": [0.0]}), None),) * 4
+    log.decided(exchange_of(), made[0])
+    assert log.recent(10) == [made[0]]
+    log.decided(exchange_of(), record(names.PINNED))
+    assert len(log) == 2
 
 
 def test_full_shows_table_and_result() -> None:

@@ -301,7 +301,7 @@ def test_outcomes_count_goodput_by_arm() -> None:
 def test_outcomes_count_where_prompt_tokens_are(tiers: dict[str, list[float]], found: list[int | None]) -> None:
     app, made = telemetry(), record(hits=(0, 880, 400), loads=OVERLOADED)
     assert made.decision is not None
-    made.decision.snapshot.columns.update(tiers)  # type: ignore[attr-defined]
+    made.decision.snapshot.columns.update(tiers)
     run_one(app, made)
     read = app.metrics.registry.get_sample_value
     assert [read("smetric_hit_tokens_total", {"policy": "sticky", "found": at}) for at in names.HOLDERS] == found
