@@ -430,12 +430,20 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # Writing
 
     def _push(self) -> None:
-        """Write what the socket takes of the body."""
-        assert self._transport is not None
-        while self._unsent is not None and not self._is_congested:
+        """Write what the socket takes of the body.
+
+        Read first: the instance may have refused the request and reset the connection. A write then fails, and what has
+        arrived before the reset is lost.
+        """
+        transport = self._transport
+        assert transport is not None
+        while self._unsent is not None and not (self._is_congested or transport.is_closing()):
+            if not self._is_paused and self._poll.poll(0):
+                self._loop.call_soon(self._push)
+                return
             piece, rest = self._unsent[:WRITE_BYTES], self._unsent[WRITE_BYTES:]
             self._unsent = rest if len(rest) else None
-            self._transport.write(piece)
+            transport.write(piece)
 
     def pause_writing(self) -> None:
         """Note that the transport takes no more."""

@@ -28,6 +28,8 @@ PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 10, 5, 3
 LIFE_S = 300.0
 #: Methods that announce the lack of a body; some servers wait for one otherwise.
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+#: Status of a server that closes an idle connection, as HAProxy does.
+REQUEST_TIMEOUT = 408
 _SPACE = 0x20
 
 
@@ -222,8 +224,9 @@ class Upstream:
     ) -> UpstreamResponse:
         """Send a request and wait for the head of its answer.
 
-        If a reused connection ends before any byte of the answer, the server had closed it at the same time. The
-        request is then sent once more, on a new connection.
+        The request is sent once more, on a new connection, if a reused one ends before any byte of the answer: the
+        server had closed it at the same time. A 408 on a reused connection is such an end too, as some servers announce
+        it; on a new one it is the answer.
 
         Args:
             destination: the instance.
@@ -245,7 +248,10 @@ class Upstream:
         if wire is not None:
             answer = UpstreamResponse(wire, is_head)
             try:
-                return await wire.ask(answer, head, body)
+                await wire.ask(answer, head, body)
+                if answer.status != REQUEST_TIMEOUT:
+                    return answer
+                answer.close()
             except UpstreamFailed as failed:
                 if failed.reason != "closed" or not answer.is_silent:
                     raise

@@ -6,6 +6,7 @@ Both ends are tried over transports without sockets, which read only while nobod
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from tests.fakes import PlainHandler, chunk, head, request
 NEVER = 50
 #: What a transport holds before it says that it is full.
 FULL_BYTES = 64 * 1024
+#: Sockets of which the system reports nothing.
+SILENT = socket.socketpair()
 
 
 class Pipe:
@@ -56,7 +59,7 @@ class Pipe:
         return self if name == "socket" else None
 
     def fileno(self) -> int:
-        return 0
+        return SILENT[0].fileno()
 
     def is_closing(self) -> bool:
         return self.is_over

@@ -5,6 +5,8 @@ import contextlib
 import hashlib
 import os
 import socket
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -390,13 +392,14 @@ async def test_large_body_arrives_whole_at_a_slow_engine() -> None:
         assert client.engine.connections == 1
 
 
-@pytest.mark.parametrize("how", ["keeps the connection", "closes", "closes with all unread"])
-async def test_refusal_during_the_upload_is_delivered(how: str) -> None:
-    refusal = head(413, (b"content-length", b"9")) + b"too large"
+REFUSAL = head(413, (b"content-length", b"9")) + b"too large"
 
+
+@pytest.mark.parametrize("how", ["keeps the connection", "closes"])
+async def test_refusal_during_the_upload_is_delivered(how: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(refusal)
+        writer.write(REFUSAL)
         await writer.drain()
         if how == "closes":
             await reader.read(4_000_000)
@@ -418,6 +421,35 @@ async def test_refusal_during_the_upload_is_delivered(how: str) -> None:
     await upstream.close()
     await until(lambda: len(ended) == 20)
     server.close()
+
+
+#: Server of twenty connections in a process of its own, which answers while the router is still writing.
+REFUSE = """
+import socket, sys
+listening = socket.socket(fileno=int(sys.argv[1]))
+for _ in range(20):
+    client, _ = listening.accept()
+    client.recv(1000)
+    client.sendall(sys.argv[2].encode())
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("size", [20_000, 300_000, 20_000_000])
+async def test_refusal_before_a_reset_is_delivered(size: int) -> None:
+    """A server that closes with a part of the body unread resets the connection, and the next write fails by it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        file = listening.fileno()
+        command = (sys.executable, "-c", REFUSE, str(file), REFUSAL.decode())
+        process = await asyncio.create_subprocess_exec(*command, pass_fds=[file])
+        engine = FakeEngine()
+        engine.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        upstream = Upstream()
+        client = Client(engine, upstream)
+        answers = Counter([await client.ask(body=b"x" * size) for _ in range(20)])
+        await process.wait()
+        await upstream.close()
+    assert answers == {(413, b"too large"): 20}
 
 
 @pytest.mark.parametrize("status", [200, 413, 503])
@@ -524,6 +556,25 @@ async def test_upstream_connection_is_replaced_at_its_age() -> None:
     async with client_of(saying(WHOLE), Ages(life_s=0.0)) as client:
         assert [await client.ask() for _ in range(3)] == [(200, b"ok")] * 3
         assert client.engine.connections == 3
+
+
+async def test_request_is_resent_after_a_408_on_a_reused_connection_only() -> None:
+    """It was for the idle connection, and crossed with the request."""
+    late = head(408, (b"content-length", b"4"), (b"connection", b"close")) + b"late"
+
+    async def script(call: Call) -> None:
+        await call.send(WHOLE if call.nth == 1 else late)
+        if call.nth == 2:
+            client.engine.script = saying(WHOLE)
+
+    async with client_of(script) as client:
+        assert [await client.ask() for _ in range(2)] == [(200, b"ok")] * 2
+        assert (client.engine.connections, client.resent) == (2, 1)
+        client.engine.script = saying(late)
+        client.engine.drop_idle()
+        await until(lambda: not client.engine._open)
+        assert await client.ask() == (408, b"late")
+        assert (client.engine.connections, client.resent) == (3, 1)
 
 
 async def test_request_is_not_resent_after_a_byte_of_the_response() -> None:
