@@ -249,9 +249,16 @@ class Inference:
     def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
         request = parse(self._api, body, scope["headers"], self._context.proxy.tokens, self._context.reading)
         params = scope.get("path_params")
-        if params and "id" in params and scope["method"] != "OPTIONS":  # a preflight needs no particular instance
+        if params and "id" in params:
             request.pinned_to = params["id"]
         return request
+
+
+class Preflight(Inference):
+    """Endpoint of `OPTIONS`, which browsers send before a request: any instance answers for all of them."""
+
+    def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
+        return parse(self._api, body, (), self._context.proxy.tokens, self._context.reading)
 
 
 class Models:
@@ -364,7 +371,7 @@ def data_app(
         Route(CANCEL_RESPONSE, Inference(context, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),
     ]
     preflights = (
-        Route(path, Inference(context, path, Api.OTHER, leased=False), methods=["OPTIONS"])
+        Route(path, Preflight(context, path, Api.OTHER, leased=False), methods=["OPTIONS"])
         for path in dict.fromkeys(route.path for route in routes)
     )
     routes += [*preflights, *health]
