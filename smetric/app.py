@@ -43,6 +43,7 @@ from smetric.records.recorder import RecordStack
 from smetric.request.reader import ReaderSettings
 from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
+from smetric.routing.rejections import RejectionWatch
 from smetric.routing.router import AT_HAND_EVERY_S, Router
 from smetric.routing.shadow import ShadowJudge
 from smetric.sources.build import build_sources, grains, require_token_ids
@@ -62,6 +63,7 @@ from smetric.telemetry.gauges import (
     overload_gauges,
     peer_gauges,
     policy_gauges,
+    refusal_gauges,
 )
 from smetric.telemetry.hit_truth import CacheWatch, HitTruth
 from smetric.telemetry.logs import lost_lines
@@ -133,6 +135,7 @@ class Application:
             keep_over_parent=settings.trace.keep_over_parent,
             resource={"smetric.policy.default": self.policy_file.current.policy.name},
         )
+        self.rejections = RejectionWatch()
         level = ServiceLevel(settings.slo.ttft_base, settings.slo.ttft_per_1k_tokens / 1000, settings.slo.tpot)
         self.telemetry = Telemetry(
             tracing=self.tracing,
@@ -145,6 +148,7 @@ class Application:
                 one
                 for one in (
                     ShadowJudge(),
+                    self.rejections,
                     self.policies.guardrail,
                     self.records.decisions,
                     self.records.traffic,
@@ -181,6 +185,7 @@ class Application:
         yield from fleet_gauges(self.fleet.instances, self.fleet.clock())
         yield from cache_gauges(self.fleet.instances, self.caches.disagreements())
         yield from policy_gauges(self.policies.in_force())
+        yield from refusal_gauges(self.rejections.refusing())
         yield computed(names.SPANS_DROPPED, self.tracing.dropped)
         yield computed(names.LOG_LINES_LOST, lost_lines())
         yield computed(names.PANICS, self.fleet.panics)

@@ -25,7 +25,8 @@ from smetric.features import VOCABULARY
 from smetric.files import policy_path, read_once, shipped_policies
 from smetric.policy import Policy, PolicyError, PolicyText, Reader, load
 from smetric.policy.check import check_text
-from smetric.policy.diagnostic import unreadable
+from smetric.policy.diagnostic import in_order, unreadable
+from smetric.policy.fit import Labels, misfits
 from smetric.policy.layout import format_text
 from smetric.policy.library import no_libraries
 from smetric.policy.parser import MAX_BYTES, read
@@ -182,7 +183,7 @@ def _policies_below(folder: str) -> list[Path]:
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A router's settings: warn of look-ups that none of its sources fills.",
+    help="A router's settings: warn of look-ups that none of its sources fills, and refuse what fits no instance.",
 )
 def check(
     policies: tuple[str, ...],
@@ -199,19 +200,22 @@ def check(
     test, and ends with 1, too.
     """
     filled: Container[str] | None = None
+    labels: Labels = {}
     if config is not None:
         from smetric.config import load_settings
+        from smetric.routing.routes import labels_of
         from smetric.sources.build import filled_by
 
-        filled = filled_by(load_settings(config, os.environ))
-    examined = [_examined(source, filled) for source in _policies_named(policies)]
+        settings = load_settings(config, os.environ)
+        filled, labels = filled_by(settings), labels_of(settings)
+    examined = [_examined(source, filled, labels) for source in _policies_named(policies)]
     if prove or properties:
         examined = [_proven(each, properties) for each in examined]
     FORMATS[form](examined, verbose)
     raise SystemExit(max((each.exit_code for each in examined), default=0))
 
 
-def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
+def _examined(source: PolicySource, filled: Container[str] | None, labels: Labels) -> Examined:
     try:
         file, checked = check_text(
             source.text, VOCABULARY, path=source.path, libraries=source.libraries, beside=source.tests
@@ -224,7 +228,8 @@ def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
     except ConfigError as error:
         return Examined(source.path, "", (unreadable(str(error)),))
     unfilled = () if filled is None else policy.unfilled(filled)
-    return Examined(source.path, file.text, (*checked.warnings, *unfilled), policy)
+    found = in_order((*checked.warnings, *unfilled, *misfits(policy.plan, labels)))
+    return Examined(source.path, file.text, found, policy)
 
 
 def _proven(each: Examined, properties: Collection[str]) -> Examined:

@@ -14,7 +14,7 @@ from smetric.config.settings import Settings
 from smetric.doctor.engines import caches, keep_alive, metrics, models, reachable, versions
 from smetric.doctor.knowledge import hits, index, kv_events, tokens
 from smetric.doctor.lmcache import lmcache
-from smetric.doctor.routers import lookups, ports, replicas, start, traffic
+from smetric.doctor.routers import lookups, ports, refusals, replicas, start, traffic
 from smetric.doctor.site import Finding, Findings, FindingSeverity, Site, Skipped, visit, warning
 from smetric.doctor.start import Path
 
@@ -57,6 +57,7 @@ CHECKS = (
     Check(name="kv-events", looks_at="whether KV events arrive without gaps", run=kv_events, deadline_s=60),
     Check(name="lmcache", looks_at="LMCache's lookup service: kind, instances, hits", run=lmcache, deadline_s=60),
     Check(name="hits", looks_at="predicted and reported cached tokens of a repeated prompt", run=hits, deadline_s=90),
+    Check(name="refusals", looks_at="policies of a running router that refuse every request", run=refusals),
     Check(name="traffic", looks_at="wrong predictions and broken caches in a running router", run=traffic),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 
 import msgspec
@@ -47,6 +48,7 @@ _REMEDIES = {
     "template": "let the client send the same `chat_template_kwargs` and reasoning effort throughout a session",
     "cache_salt": "let the client send one `cache_salt` per tenant, not per request",
 }
+_REFUSING = re.compile(r'^smetric_policy_refusing_seconds\{arm="(.*)",route="(.*)"\} (\S+)$', re.MULTILINE)
 _APPEND = "let the client only append to a session's history, and never change what it has sent"
 
 
@@ -209,6 +211,22 @@ async def _is_router(site: Site, name: str, url: str) -> bool:
         return reply.status in (200, 503)
     except NoReply:
         return False
+
+
+async def refusals(site: Site) -> Findings:
+    """Check that no policy of the router at the configured admin port refuses every request."""
+    admin = site.settings.admin
+    try:
+        reply = await site.client.ask(local_url(admin.host, admin.port) + "/metrics", within_s=ROUTER_S)
+    except NoReply:
+        raise Skipped("no router runs at admin.port") from None
+    for arm, route, seconds in _REFUSING.findall(reply.body.decode(errors="replace")):
+        yield error(
+            f"policy of route {shown(route)}" + (f", {shown(arm)}" if arm else ""),
+            f"it has refused every request for {float(seconds):.0f} s",
+            "no client is served, although the instances answer",
+            "see the rule of the last decisions: `smetric explain`, or /admin/decisions; a `keep` may fit no instance",
+        )
 
 
 class _Latest(msgspec.Struct):

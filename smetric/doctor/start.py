@@ -23,8 +23,10 @@ from smetric.http.listener import refuse_open_admin, refuse_self
 from smetric.http.tls import Tls
 from smetric.policy import Policy, PolicyError
 from smetric.policy.diagnostic import report
+from smetric.policy.fit import misfits
 from smetric.routing.policies import lacks_load_floor
 from smetric.routing.policy_files import load_policy
+from smetric.routing.routes import labels_of
 from smetric.sources.build import filled_by, require_token_ids
 from smetric.telemetry.tracing import Tracing
 
@@ -80,9 +82,10 @@ def rehearse(
     """
     problems: list[StartProblem] = []
     policies: dict[Path, Policy] = {}
+    labels = labels_of(settings)
     for path, name, params in _policies(settings):
         try:
-            policies[path] = load_policy(name, params)
+            policies[path] = load_policy(name, params, labels)
         except PolicyError as error:
             problems += _of_policy(error, path, place)
         except ConfigError as error:
@@ -110,7 +113,7 @@ def rehearse(
     filled = filled_by(settings)
     for path, policy in policies.items():
         at = (*path, "policy")
-        for warning in policy.unfilled(filled):
+        for warning in (*policy.unfilled(filled), *misfits(policy.plan, labels)):
             text = f"{dotted(at)}: warning: {policy.path}:{warning.brief(policy.source)}"
             problems.append(StartProblem(place(at), text, 0))
     if (main := policies.get(())) is not None and lacks_load_floor(main, len(settings.instances)):

@@ -18,6 +18,9 @@ EVENTS = {
     "smetric.policy.restored": (
         "Warning: an operator restored an earlier generation of a policy. Error: the guardrail did, after a change."
     ),
+    "smetric.policy.refuses_all": (
+        "Error: for ten seconds a policy has refused every request, by the rule named. Once until it routes again."
+    ),
     "smetric.policy.no_load_floor": (
         "Info: at start, the fleet has 3 to 8 instances and the policy's `FLOOR` is 0: while the other instances are "
         "idle, one running request counts as overload and sends a session away from its cache. Set `FLOOR: 2`."

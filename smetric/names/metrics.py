@@ -321,6 +321,12 @@ POLICY_INFO = Metric(
     "smetric_policy_info", "gauge", ("route", "name", "hash", "generation"), "1 for each policy that acts or shadows."
 )
 POLICY_ERRORS = Metric("smetric_policy_errors_total", "counter", ("policy",), "Evaluations that raised: a bug.")
+POLICY_REFUSING = Metric(
+    "smetric_policy_refusing_seconds",
+    "gauge",
+    ("route", "arm"),
+    "Seconds for which a policy has refused every request; no series while it routes.",
+)
 POLICY_RELOADS = Metric(
     "smetric_policy_reloads_total", "counter", ("result",), f"Changes of policies: {', '.join(RELOADS)}."
 )

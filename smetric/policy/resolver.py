@@ -48,6 +48,8 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "<": operator.lt,
     ">": operator.gt,
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
 }
 #: The end of a decision by a statement with each keyword; a `keep` ends it if it leaves no candidate.
 _OUTCOMES = {
@@ -265,7 +267,7 @@ def _op(name: str, span: Span, *operands: Term) -> Term:
             case "if":
                 return rest[0] if first.value else rest[1]
     if len(constants) == len(operands):
-        result = _folded(name, constants)
+        result = compute(name, constants)
         if result is not None:
             return Const(result, span=span, shape=Shape.SCALAR)
     if name in ("and", "or") and first.shape is Shape.SCALAR and rest[0].shape is Shape.VECTOR:
@@ -279,7 +281,7 @@ def _op(name: str, span: Span, *operands: Term) -> Term:
     return Op(name, operands, span=span, shape=Shape.VECTOR if is_vector else Shape.SCALAR)
 
 
-def _folded(name: str, constants: list[Any]) -> Any:
+def compute(name: str, constants: list[Any]) -> Any:
     """The result of an operation on constants; None if it is computed at each decision."""
     match name, constants:
         case "not", [value]:

@@ -20,7 +20,8 @@ from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.files import policy_path, read_regular
-from smetric.policy import Policy, PolicyError, PolicyText, Reader, Vocabulary
+from smetric.policy import Policy, PolicyError, PolicyText, Reader, Severity, Vocabulary
+from smetric.policy.fit import Labels, misfits
 from smetric.policy.parser import MAX_BYTES
 
 #: Generations kept of each file, the acting one included.
@@ -96,12 +97,26 @@ def policy_of(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(_TESTS) + ".policy") if path.name.endswith(_TESTS) else path
 
 
-def load_policy(name: str, settings: Mapping[str, float | str | bool] | None = None) -> Policy:
+def refuse_misfits(policy: Policy, labels: Labels) -> None:
+    """Refuse a policy with a filter or a guard that holds for no instance of a fleet with these *labels*.
+
+    Raises:
+        PolicyError: with all of them.
+    """
+    faults = [found for found in misfits(policy.plan, labels) if found.severity is Severity.ERROR]
+    if faults:
+        raise PolicyError(faults, policy.source, policy.path)
+
+
+def load_policy(
+    name: str, settings: Mapping[str, float | str | bool] | None = None, labels: Labels | None = None
+) -> Policy:
     """Return a policy, ready to decide on snapshots of the feature table.
 
     Args:
         name: a shipped policy, or the path of a policy file.
         settings: values of its parameters.
+        labels: the fleet that it must fit; None for any.
 
     Raises:
         ConfigError: there is no such policy, or its file cannot be used.
@@ -112,7 +127,9 @@ def load_policy(name: str, settings: Mapping[str, float | str | bool] | None = N
         text = read_policy(path)
     except OSError as error:
         raise ConfigError(f"policy {path}: cannot be read: {error.strerror}") from error
-    return language.load(text, VOCABULARY, path=str(path), settings=settings, libraries=libraries_beside(path))
+    policy = language.load(text, VOCABULARY, path=str(path), settings=settings, libraries=libraries_beside(path))
+    refuse_misfits(policy, labels or {})
+    return policy
 
 
 class Origin(enum.StrEnum):
@@ -166,6 +183,7 @@ class PolicyFile:
         settings: configured values of its parameters.
         on_reload: called after each swap and each failure.
         name: its name in logs, metrics and `/admin/policies`.
+        labels: the fleet that its policies must fit; None for any.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -180,10 +198,12 @@ class PolicyFile:
         on_reload: ReloadListener | None = None,
         *,
         name: str = "default",
+        labels: Labels | None = None,
     ) -> None:
         self.name = name
         self.path = path
         self._vocabulary = vocabulary
+        self._labels = labels or {}
         self.settings = dict(settings or {})
         self.beside = libraries_beside(path)
         #: Libraries that the policy uses, as last read; None for one that does not exist.
@@ -211,9 +231,11 @@ class PolicyFile:
 
     def _load(self, source: str) -> Policy:
         self._libraries = {}
-        return language.load(
+        policy = language.load(
             source, self._vocabulary, path=str(self.path), settings=self.settings, libraries=self._library
         )
+        refuse_misfits(policy, self._labels)
+        return policy
 
     def _library(self, name: str) -> PolicyText | None:
         """Read a library that the policy uses, and remember it, so that its changes are seen."""

@@ -19,6 +19,7 @@ from smetric.config.values import ParamValue
 from smetric.errors import UNREADABLE
 from smetric.features import VOCABULARY
 from smetric.files import policy_path
+from smetric.policy.fit import Labels
 from smetric.request.request import Api, InferenceRequest
 from smetric.routing.policy_files import PolicyFile, ReloadListener
 from smetric.routing.shadow import Shadow, Shadows
@@ -158,6 +159,15 @@ class Routes:
         return [(route, arm) for route in self.all for arm in (route.control, route.canary) if arm is not None]
 
 
+def labels_of(settings: Settings) -> Labels:
+    """Return what the configuration says of the instances; `model` only if it names the models of all of them."""
+    instances = settings.instances
+    labels = {name: [getattr(one, name) for one in instances] for name in ("id", "role", "pool", "zone")}
+    if all(one.models for one in instances):
+        labels["model"] = [min(one.models or ()) for one in instances]
+    return labels if instances else {}
+
+
 def routes_of(settings: Settings, on_reload: ReloadListener) -> Routes:
     """Return the routes of *settings*.
 
@@ -172,12 +182,13 @@ def routes_of(settings: Settings, on_reload: ReloadListener) -> Routes:
         shadow=settings.shadow,
         canary=settings.canary,
     )
-    return Routes([_route(one, on_reload) for one in (*settings.routes, last)])
+    labels = labels_of(settings)
+    return Routes([_route(one, on_reload, labels) for one in (*settings.routes, last)])
 
 
-def _route(settings: RouteSettings, on_reload: ReloadListener) -> Route:
+def _route(settings: RouteSettings, on_reload: ReloadListener, labels: Labels) -> Route:
     def file(policy: str, params: Mapping[str, ParamValue], name: str) -> PolicyFile:
-        return PolicyFile(policy_path(policy), VOCABULARY, params, on_reload, name=name)
+        return PolicyFile(policy_path(policy), VOCABULARY, params, on_reload, name=name, labels=labels)
 
     name, match, canary = settings.name, settings.match, settings.canary
     return Route(

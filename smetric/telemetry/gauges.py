@@ -87,6 +87,11 @@ def policy_gauges(policies: Iterable[tuple[str, str, str, int]]) -> Iterator[Met
     yield computed(names.POLICY_INFO, {(*about, str(generation)): 1 for *about, generation in policies})
 
 
+def refusal_gauges(refusing: Mapping[tuple[str, str], float]) -> Iterator[Metric]:
+    """Yield how long each route and arm has refused everything."""
+    yield computed(names.POLICY_REFUSING, refusing)
+
+
 def index_gauges(figures: IndexFigures) -> Iterator[Metric]:
     """Yield the size of the prefix index."""
     yield computed(names.INDEX_BLOCKS, figures.blocks)

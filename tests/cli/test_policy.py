@@ -109,6 +109,18 @@ def test_check_config_warns_of_look_ups_without_a_source(tmp_path: Path) -> None
     assert run("check", str(path)).stderr == ""
 
 
+def test_check_config_refuses_what_fits_no_instance(tmp_path: Path) -> None:
+    path, config = tmp_path / "p.policy", tmp_path / "smetric.yaml"
+    path.write_text('policy p\nkeep pool == "h10O"\nprefer pool == "a100" or zone == "z"\nroute rr_argmin(requests)\n')
+    config.write_text("instances:\n- {url: http://a:1, pool: h100}\n- {url: http://b:1, pool: a100}\n")
+    result = run("check", "--config", str(config), str(path))
+    assert result.exit_code == 1
+    assert "error: this holds for none of the 2 instances" in result.stderr
+    assert "= help: did you mean `h100`?" in result.stderr
+    assert "warning: this holds for none of the 2 instances" in result.stderr
+    assert run("check", str(path)).exit_code == 0
+
+
 def test_check_invalid_utf_8_is_a_finding_beside_others(tmp_path: Path) -> None:
     latin = tmp_path / "latin.policy"
     latin.write_bytes(b"policy p\n# f\xfcr\nroute argmin(requests)\n")

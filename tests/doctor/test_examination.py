@@ -27,7 +27,7 @@ async def test_examination_of_a_fault_free_set_up_finds_nothing(lab: Lab, tmp_pa
         examination = await examine(replace(listening(lab, one, two), replicas=4, prefix_index=index))
     assert all_findings(examination) == [], as_text(examination)
     skipped = [outcome.check.name for outcome in examination.outcomes if outcome.result is not CheckResult.FINE]
-    assert skipped == ["traffic"]  # no router runs
+    assert skipped == ["refusals", "traffic"]  # no router runs
     assert examination.exit_code == 0
 
 

@@ -181,7 +181,7 @@ async def test_traffic_check_names_clients_that_break_their_caches(lab: Lab) -> 
     assert "careful" not in as_text(examination)
 
 
-async def test_traffic_check_finds_wrong_predictions(lab: Lab) -> None:
+async def test_checks_of_a_running_router_find_wrong_predictions_and_refusals(lab: Lab) -> None:
     figures = {"answers": 60, "predicted_tokens": 5000, "actual_tokens": 100}
     prediction = {"instance": "e0", "source": "prefix_index", "disagrees": True, "latest": figures}
 
@@ -190,15 +190,20 @@ async def test_traffic_check_finds_wrong_predictions(lab: Lab) -> None:
         await call.answer(200, orjson.dumps({"predictions": [prediction, fine], "breaks": []}))
 
     router = FakeEngine(answer)
-    router.metrics = lambda call: call.answer(200, b"# TYPE smetric_panics counter\nsmetric_panics_total 0.0\n")
+    page = b'smetric_panics_total 0.0\nsmetric_policy_refusing_seconds{arm="canary",route="chat"} 42.5\n'
+    router.metrics = lambda call: call.answer(200, b"# TYPE smetric_panics counter\n" + page)
     await router.start()
     lab.set(admin=Admin(port=int(router.url.rpartition(":")[2])))
     try:
         found = await lab.findings()
     finally:
         await router.stop()
-    assert [(check, finding.where) for check, finding in found] == [("traffic", "instance e0")]
-    assert "predicted 5000 cached tokens, and the engine reported 100" in found[0][1].what
+    assert [(check, finding.where) for check, finding in found] == [
+        ("refusals", "policy of route chat, canary"),
+        ("traffic", "instance e0"),
+    ]
+    assert found[0][1].what == "it has refused every request for 42 s"
+    assert "predicted 5000 cached tokens, and the engine reported 100" in found[1][1].what
 
 
 async def test_traffic_check_without_the_admin_token_is_skipped(lab: Lab) -> None:

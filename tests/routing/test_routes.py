@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from smetric.config import load_settings
-from smetric.config.settings import PATHS, MatchSettings, RouteSettings, Settings
+from smetric.config.settings import PATHS, InstanceSettings, MatchSettings, RouteSettings, Settings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
@@ -42,6 +42,20 @@ def request(api: Api, *headers: tuple[bytes, bytes], **body: Any) -> InferenceRe
 
 def root_of_chat(*messages: Any, **more: Any) -> int | None:
     return root_of(request(Api.CHAT, messages=list(messages), **more))
+
+
+def test_routes_refuse_a_policy_that_fits_no_instance_and_keep_the_last_good_one(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text('policy p\nkeep pool == "h10O"\nroute rr_argmin(requests)\n')
+    instances = tuple(InstanceSettings(url=f"http://{pool}:8000", pool=pool) for pool in ("h100", "a100"))
+    settings = Settings(policy=str(path), instances=instances)
+    with pytest.raises(PolicyError, match="this holds for none of the 2 instances"):
+        routes_of(settings, lambda file, error: None)
+    path.write_text(path.read_text().replace("h10O", "h100"))
+    (file,) = routes_of(settings, lambda file, error: None).files()
+    path.write_text('policy p\nkeep pool == "H100"\nroute rr_argmin(requests)\n')
+    assert not file.refresh()
+    assert "did you mean `h100`?" in (file.problem or "")
 
 
 def test_root_stays_as_conversation_grows() -> None:
