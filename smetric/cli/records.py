@@ -62,7 +62,7 @@ def replay(
     smetric replay decisions*.jsonl --policy new.policy --against bailian --format html --output report.html
 
     Ends with 0, with 1 if they agree on less than --fail-under or a policy does not check, with 2 if a file is not a
-    record or none holds a decision.
+    record, none holds a decision or none can be compared.
     """
     settings = param_values(params)
     try:
@@ -88,7 +88,9 @@ def replay(
             raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from error
     if fail_under is None and policy is None and not settings and against == RECORDED:
         fail_under = 100.0
-    if fail_under is not None and (found.agreement is None or found.agreement * 100 < fail_under):
+    if found.agreement is None:
+        raise SystemExit(2)
+    if fail_under is not None and found.agreement * 100 < fail_under:
         raise SystemExit(1)
 
 
