@@ -48,15 +48,17 @@ class DecisionLog(Listener):
 
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
         """Keep *record*, and let the oldest go."""
-        size, decision = 0, record.decision
+        size, decision, records = 0, record.decision, self._records
         if decision is not None:
-            columns = len(decision.snapshot.columns) + sum([len(one.columns) for one, _ in record.beside])
-            size = _CELL * len(decision.snapshot.ids) * (columns + 2)
-        self._records.append(record)
+            columns = 2 + len(decision.snapshot.columns)
+            if record.beside:
+                columns += sum(len(one.columns) for one, _ in record.beside)
+            size = _CELL * columns * len(decision.snapshot.ids)
+        records.append(record)
         self._sizes.append(size)
         self._size += size
-        while len(self._records) > self._kept or (self._size > self._max_tables and len(self._records) > 1):
-            self._records.popleft()
+        while len(records) > self._kept or (self._size > self._max_tables and len(records) > 1):
+            records.popleft()
             self._size -= self._sizes.popleft()
 
     def get(self, id: str) -> DecisionRecord | None:

@@ -41,7 +41,7 @@ MAX_DAYS = 31
 MAX_ACCOUNTS = 4096
 _DAY_S = 86_400
 #: Features on what an instance fetches instead of computing it.
-_TIERS = ("host_hit_len", "disk_hit_len", "store_hit_len")
+_TIERS = frozenset({"host_hit_len", "disk_hit_len", "store_hit_len"})
 
 #: Returns the time that a prefill takes on an instance, None while it is unknown; and the instance that has an id.
 Prefill = Callable[["Instance"], "PrefillTime | None"]
@@ -122,9 +122,8 @@ class Outcomes(Listener):
             return
         found = here = record.hit[0] if record.hit is not None else 0
         columns = decision.snapshot.columns
-        for tier in _TIERS:
-            if tier in columns:  # an unknown cell is 0
-                found = max(found, int(columns[tier][decision.index]))
+        for tier in _TIERS.intersection(columns):
+            found = max(found, int(columns[tier][decision.index]))  # an unknown cell is 0
         places[policy, names.HELD_HERE].value += here
         if found > here:
             places[policy, names.HELD_IN_STORE].value += found - here
