@@ -137,7 +137,7 @@ async def run(
             )
         )
         attempt = exchange.attempt(ROUTE)
-        attempt.first_byte()
+        attempt.first_output()
         exchange.answering()
         attempt.end(names.OK, status=200, usage=usage, finish_reason="stop")
         exchange.end(200, bytes_out=5000, events=60, usage=usage)

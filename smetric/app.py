@@ -234,7 +234,9 @@ class Application:
             self.upstream,
             self.tokens,
             self.caches,
-            Deadlines(settings.forward.first_byte_timeout, settings.forward.idle_timeout),
+            Deadlines(
+                settings.forward.first_byte_timeout, settings.forward.answer_timeout, settings.forward.idle_timeout
+            ),
             settings.response_headers,
         )
         context = EndpointContext(

@@ -36,6 +36,7 @@ def test_deeply_nested_file_is_named_with_its_line(tmp_path: Path) -> None:
 def test_usage_beside_deep_nesting_is_found() -> None:
     observer = AnswerObserver(Api.CHAT, is_stream=False)
     observer.passed(b'{"x":%b,"usage":{"prompt_tokens":7,"completion_tokens":2}}' % (b"[" * 1500 + b"]" * 1500))
+    observer.finish()
     assert observer.usage() == Usage(7, 2, None)
 
 

@@ -214,7 +214,7 @@ class HealthSettings(Section, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=1000),
         doc(
-            "Failed requests in a row that eject an instance (5xx except 501 and 503, no first byte in time, a "
+            "Failed requests in a row that eject an instance (5xx except 501 and 503, no output in time, a "
             "broken answer)."
         ),
     ] = 5
@@ -400,9 +400,19 @@ class Forward(Section, frozen=True, kw_only=True):
     first_byte_timeout: Annotated[
         float,
         duration("100ms", "1h"),
-        doc("Timeout of the first byte of the response, queueing and prefill included."),
+        doc(
+            "Timeout of the first output of a stream, queueing and prefill included. Events without output, such as "
+            "`response.created` or a chunk with nothing but the role, do not count."
+        ),
     ] = 300.0
-    idle_timeout: Annotated[float, duration("100ms", "1h"), doc("Longest pause within a response.")] = 60.0
+    answer_timeout: Annotated[
+        float,
+        duration("100ms", "24h"),
+        doc("Timeout of a response that is not streamed: it comes in one piece, once all of it is generated."),
+    ] = 1800.0
+    idle_timeout: Annotated[
+        float, duration("100ms", "1h"), doc("Longest pause within a response, from its first output on.")
+    ] = 60.0
     max_body: Annotated[int, size("1KiB", "1GiB"), doc("Largest request body; a larger one is answered 413.")] = (
         32 << 20
     )

@@ -485,6 +485,7 @@ async def send(site: Site, engine: ExaminedEngine, probe: Probe) -> Usage:
         raise ProbeFailed(f"status {reply.status}")
     observer = AnswerObserver(probe.api, is_stream=False)
     observer.passed(reply.body)
+    observer.finish()
     if (usage := observer.usage()) is None:
         raise ProbeFailed("an answer without usage")
     return usage

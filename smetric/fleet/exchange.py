@@ -5,7 +5,7 @@ The proxy reports what happens, in this order:
     exchange = exchanges.begin(scope, "/v1/chat/completions", trusted=True)
     exchange.decided(record)                                after each decision, a refusal included
     attempt = exchange.attempt("/v1/chat/completions")      before sending; `attempt.headers` go along
-    attempt.first_byte()
+    attempt.first_output()
     exchange.answering()
     attempt.end("ok", status=200)
     exchange.end(200, bytes_out=5120, usage=Usage(...))     once, whatever happened
@@ -180,8 +180,8 @@ class Attempt:
             headers = [header for header in headers if header[0] not in names]
         return headers + self.headers
 
-    def first_byte(self) -> float:
-        """Note the first byte of the answer's body; return the seconds since the attempt began."""
+    def first_output(self) -> float:
+        """Note the first output of the answer; return the seconds since the attempt began."""
         now = time.perf_counter()
         self._exchange.ttft_s = now - self._exchange.started
         self.record.ttfc_s = ttfc_s = now - self.started
@@ -260,7 +260,7 @@ class Exchange:
         self.attempts: list[Attempt] = []
         #: Why no other instance was tried: one of `names.NOT_RETRIED`, else empty.
         self.gave_up = ""
-        #: Seconds from arrival to the first byte of the answer.
+        #: Seconds from arrival to the first output of the answer.
         self.ttft_s: float | None = None
         #: 32 hex digits, empty without a trace.
         self.trace_id = ""

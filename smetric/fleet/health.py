@@ -193,8 +193,7 @@ class Health:
     Args:
         instances: the instances.
         tolerance: bounds.
-        on_ejected: called when an instance is left out, with the reason: probe, connect, closed, protocol, timeout, 5xx
-            or slow.
+        on_ejected: called when an instance is left out, with the reason, one of `names.EJECTION_REASONS`.
         clock: monotonic seconds.
     """
 
@@ -260,7 +259,7 @@ class Health:
         self._judge(instance, vitals)
 
     def failed(self, instance: Instance, reason: str) -> None:
-        """Record a request that failed by the instance's fault: closed, protocol, timeout or 5xx."""
+        """Record a request that failed by the instance's fault: closed, protocol, timeout, 5xx or engine_error."""
         vitals = self._vitals[instance]
         vitals.failures += 1
         if vitals.failures >= self.tolerance.failures:
@@ -439,12 +438,12 @@ class AttemptLog:
         health: judge of the instances.
     """
 
-    __slots__ = ("_aborted", "_blamed", "_failures", "_health")
+    __slots__ = ("_blamed", "_failures", "_health", "_is_excused")
 
     def __init__(self, health: Health) -> None:
         self._health = health
         self._failures = 0
-        self._aborted = False
+        self._is_excused = False
         self._blamed: tuple[Lease, str] | None = None
 
     def ended(self, lease: Lease, result: str, status: int | None) -> None:
@@ -457,7 +456,7 @@ class AttemptLog:
             result: one of `names.RESULTS`.
             status: the instance's answer, if any.
         """
-        if lease.is_past:
+        if lease.is_past or self._is_excused:
             return
         instance = lease.instance
         if status == FULL:
@@ -467,9 +466,9 @@ class AttemptLog:
         if result in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
             self._health.refused(instance)
         elif result == names.OK:
-            if status is not None and status < 400 and not self._aborted:
+            if status is not None and status < 400:
                 self._health.succeeded(instance)
-        elif result in (names.CLOSED, names.PROTOCOL, names.TIMEOUT) or (
+        elif result in (names.CLOSED, names.PROTOCOL, names.TIMEOUT, names.ENGINE_ERROR) or (
             result == names.STATUS_5XX and status not in NEUTRAL
         ):
             self._failures += 1
@@ -490,8 +489,12 @@ class AttemptLog:
     def aborted(self, lease: Lease) -> None:
         """Record that the instance ended its answer with `finish_reason: abort`."""
         if not lease.is_past:
-            self._aborted = True
+            self.excuse()
             self._health.aborted(lease.instance)
+
+    def excuse(self) -> None:
+        """Note that the end of the present attempt says nothing about its instance, be it good or bad."""
+        self._is_excused = True
 
     def waited(self, lease: Lease, seconds: float) -> None:
         """Record the time to first token of a stream."""

@@ -43,7 +43,7 @@ class AnswerProgress(Protocol):
 class Lease:
     """One request charged to one instance. It holds the instance object and its incarnation, never its name.
 
-    `first_byte` and `release` take effect once, however often they are called.
+    `first_output` and `release` take effect once, however often they are called.
 
     Args:
         instance: the instance.
@@ -105,7 +105,7 @@ class Lease:
         instance.uncomputed += self.computed
         instance.uncomputed_pairs += self._pairs
         instance.sent_tokens += prompt_len
-        #: Tokens to prefill before the first byte of this request, its own included.
+        #: Tokens to prefill before the first output of this request, its own included.
         self.ahead = instance.unprefilled
         self._computed_ahead = instance.uncomputed
         self._pairs_ahead = instance.uncomputed_pairs
@@ -125,8 +125,8 @@ class Lease:
         """Whether its process is gone, so that its outcome says nothing about the one that answers now."""
         return self.incarnation != self.instance.incarnation
 
-    def first_byte(self) -> None:
-        """Record that the prompt has been prefilled."""
+    def first_output(self) -> None:
+        """Record that output has arrived: the prompt has been prefilled."""
         if self._prefilling:
             self._end_prefill()
             instance = self.instance
@@ -321,7 +321,7 @@ class Instance:
         self.seen_empty = False
         #: Requests sent and not ended (n × prompts each).
         self.own = 0
-        #: Prompt tokens sent whose first body byte has not arrived, minus the hits known when they were sent.
+        #: Prompt tokens sent whose first output has not arrived, minus the hits known when they were sent.
         self.unprefilled = 0
         #: Those of them that no known tier holds, and twice the token pairs that attend when they are computed.
         self.uncomputed = 0
@@ -331,7 +331,7 @@ class Instance:
         #: How many of these requests hold each prompt block, as far as a policy asks; and how often one is held again.
         self.active: Counter[int] = Counter()
         self.repeated = 0
-        #: Leases whose first body byte has arrived.
+        #: Leases whose first output has arrived.
         self.decoding: set[Lease] = set()
         self.scrape: Scrape | None = None
         #: As last scraped; None while this process has not reported any.

@@ -199,8 +199,8 @@ class DecisionRecord(Struct, eq=False):
     forecast: Forecast | None = None
     status: int | None = None
     ttft_s: float | None = None
-    #: Seconds from sending the request to the first byte of the answer; `ttft_s` counts from its arrival, with the time
-    #: that its client took to send it.
+    #: Seconds from sending the request to the first output of the answer; `ttft_s` counts from its arrival, with the
+    #: time that its client took to send it.
     ttfc_s: float | None = None
     duration_s: float | None = None
     error_type: str = ""
@@ -236,6 +236,11 @@ class DecisionRecord(Struct, eq=False):
             self.best_hit = int(max(hits))  # an unknown hit is 0 here
         if self.instance is not None and (known is None or known[at]):
             self.hit = int(hits[at]), snapshot.origin("hit_len", at)
+
+    @property
+    def is_in_one_piece(self) -> bool:
+        """Whether the answer is generated whole before its first byte: the client asked for inference, not a stream."""
+        return self.is_inference and not self.request.stream
 
     @property
     def is_odd(self) -> bool:

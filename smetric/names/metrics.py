@@ -155,7 +155,7 @@ RETRIES_REFUSED = Metric(
 )
 IN_PROGRESS = Metric("smetric_requests_in_progress", "gauge", (), "Requests that arrived and have not ended.")
 INFLIGHT = Metric("smetric_inflight_requests", "gauge", ("instance",), "Sequences sent to an instance and not ended.")
-UNPREFILLED = Metric("smetric_unprefilled_tokens", "gauge", ("instance",), "Tokens sent there, first byte not back.")
+UNPREFILLED = Metric("smetric_unprefilled_tokens", "gauge", ("instance",), "Tokens sent there, first output not back.")
 REFUSED = Metric(
     "smetric_requests_refused_total",
     "counter",

@@ -149,10 +149,15 @@ TIMEOUT = "timeout"
 CLOSED = "closed"
 PROTOCOL = "protocol"
 STATUS_5XX = "5xx"
+#: An error of the engine in an answer with status 200.
+ENGINE_ERROR = "engine_error"
 ABORTED = "aborted"
 #: A reused connection died before a byte of the answer, and the request was sent again within the attempt.
 RESENT = "resent"
-RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
+RESULTS = (
+    *(OK, CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ENGINE_ERROR, ABORTED),
+    RESENT,
+)
 
 # Reasons not to retry a failed attempt: the retry budget, a `reject` rule, or no room.
 BUDGET = "budget"
@@ -168,7 +173,7 @@ STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "draining
 PROBE = "probe"
 CONNECT = "connect"
 SLOW = "slow"
-EJECTION_REASONS = (PROBE, CONNECT, CLOSED, PROTOCOL, TIMEOUT, STATUS_5XX, SLOW)
+EJECTION_REASONS = (PROBE, CONNECT, CLOSED, PROTOCOL, TIMEOUT, STATUS_5XX, ENGINE_ERROR, SLOW)
 
 # Results of a look-up at a service.
 LOOKUP_OK = "ok"

@@ -76,9 +76,16 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Timeouts of an instance: until the first byte of an answer, with queue and prefill, and between two pieces."""
+    """Timeouts of an instance, in seconds.
+
+    Args:
+        first_byte_s: until the first output of a stream, queueing and prefill included.
+        answer_s: until the first byte of an answer in one piece, which has to be generated whole before.
+        idle_s: between two pieces from then on.
+    """
 
     first_byte_s: float
+    answer_s: float
     idle_s: float
 
 

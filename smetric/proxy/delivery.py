@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 
+from smetric import names
 from smetric.errors import UNREADABLE, HttpError, UpstreamError
 from smetric.fleet.exchange import Attempt, Exchange
 from smetric.fleet.health import AttemptLog
@@ -24,192 +26,348 @@ from smetric.proxy.error_response import error_event
 from smetric.proxy.intake import Client
 from smetric.request.request import Api, Usage
 
-#: Bytes of the tail in which usage is searched (sometimes a few more), and of the head in which the response id is.
-TAIL_BYTES = 4096
-HEAD_BYTES = 1024
+#: Most bytes of an unfinished event, or of an answer in one piece, that are kept. Of a longer one the last
+#: `OVERLAP_BYTES` are, so that whatever is looked for and is shorter than that is seen whole.
+KEPT_BYTES = 16 * 1024
+OVERLAP_BYTES = 4096
 
-_DONE = re.compile(rb"\ndata: ?\[DONE\]")
-#: Lines that end a stream of each API, with the engine's own error. They begin with a line break, which the text of a
-#: model cannot contain, as JSON escapes it.
-END_MARKERS: dict[Api, re.Pattern[bytes]] = {
-    Api.CHAT: _DONE,
-    Api.COMPLETIONS: _DONE,
-    Api.MESSAGES: re.compile(rb"\nevent: ?(?:message_stop|error)"),
-    Api.RESPONSES: re.compile(rb"\nevent: ?(?:response\.(?:completed|incomplete|failed)|error)"),
+#: Types of the last event of a stream, the engine's own error included.
+_LAST: dict[Api, frozenset[str]] = {
+    Api.CHAT: frozenset({"[DONE]"}),
+    Api.COMPLETIONS: frozenset({"[DONE]"}),
+    Api.MESSAGES: frozenset({"message_stop", "error"}),
+    Api.RESPONSES: frozenset({"response.completed", "response.incomplete", "response.failed", "error"}),
 }
-#: Upper bound on the length of an end marker.
-_OVERLAP = 32
-#: Beginnings of an engine's error where it is an event like any other.
-ENGINE_ERROR = (b'\ndata: {"error":', b'\ndata:{"error":')
-#: End of an answer that the engine aborted as it stops. The text of a model cannot contain it, as JSON escapes quotes.
-ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
-#: APIs whose answers have an id that later requests cannot refer to.
-_WITHOUT_REFERENCES = frozenset({Api.CHAT, Api.COMPLETIONS, Api.MESSAGES})
-#: Finish reason of an answer in each API: one word.
-_REASON = re.compile(rb'"(?:finish_reason|stop_reason)": ?"([a-z_]{1,32})"')
-_RESPONSE_STATUS = re.compile(rb'"status": ?"(completed|incomplete|failed|cancelled)"')
+#: Types of events that engines send before the prefill has ended, or at any time.
+_WITHOUT_OUTPUT: dict[Api, re.Pattern[str]] = {
+    Api.MESSAGES: re.compile(r"message_start|content_block_start|ping"),
+    Api.RESPONSES: re.compile(r"response\..*(?:created|queued|in_progress|added)"),
+}
+_ERRORS = frozenset({"error", "response.failed"})
+#: Types and codes of errors that are the request's own.
+_REFUSALS = re.compile(r"(?i)invalid|bad_?request|not_?found|too_large")
+_BOM = b"\xef\xbb\xbf"
+_FIELD = re.compile(rb"^(event|data)(?:: ?(.*))?$", re.MULTILINE)
+_EVENT = re.compile(rb"event: ?(.*)\n")
+_TYPE = re.compile(rb'"type": ?"((?:response\.|message_|content_block_|ping|error)[a-z_.]*)"')
+_RESPONSE_ID = re.compile(rb'"id": ?"(resp_[^"]{1,200})"')
+#: Key of the finish reason, and its value: one word.
+_REASON = (b'"finish_reason":', re.compile(rb'"finish_reason": ?"([a-z_]{1,32})"'))
+_REASONS = {
+    Api.MESSAGES: (b'"stop_reason":', re.compile(rb'"stop_reason": ?"([a-z_]{1,32})"')),
+    Api.RESPONSES: (b'"status":', re.compile(rb'"status": ?"(completed|incomplete|failed|cancelled)"')),
+}
 
 #: Number of tokens as an instance counts them. A number larger than any engine can hold is invalid.
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: _Count = None
+class _Details(TypedDict, total=False):
+    cached_tokens: _Count
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: _Count = None
-    completion_tokens: _Count = None
-    input_tokens: _Count = None
-    output_tokens: _Count = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: _Count = None
-    cache_creation_input_tokens: _Count = None
+class _Counts(TypedDict, total=False):
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    input_tokens: _Count
+    output_tokens: _Count
+    prompt_tokens_details: _Details | None
+    input_tokens_details: _Details | None
+    cache_read_input_tokens: _Count
+    cache_creation_input_tokens: _Count
 
 
-class _Whole(msgspec.Struct):
-    usage: _Usage | None = None
+class _Object(msgspec.Struct):
+    """Data of an event, or an answer in one piece; also the message or response that an event is about."""
+
+    type: Any = None
+    code: Any = None
+    error: Any = None
+    choices: Any = None
+    usage: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
+    response: msgspec.Raw = msgspec.Raw()
 
 
-_decode_usage = msgspec.json.Decoder(_Usage).decode
-_decode_whole = msgspec.json.Decoder(_Whole).decode
+_decode_counts = msgspec.json.Decoder(_Counts).decode
+_decode_object = msgspec.json.Decoder(_Object).decode
 
 
 class AnswerObserver:
-    """Observer of an answer as its bytes pass: whether it is complete, its usage, its response id.
+    """Observer of an answer as its bytes pass: its output, usage, response id and errors, and whether it is complete.
 
-    It looks at a few kilobytes of the head and of the tail, and decodes nothing until the end.
+    A stream is read as the HTML standard's server-sent events, in pieces of any cut. An event that begins and ends like
+    the output before it is only counted; all others are decoded.
 
     Args:
-        api: determines the end marker of a stream.
-        is_stream: the answer is a stream of events.
+        api: wire format of the answer.
+        is_stream: the answer is a stream of events; otherwise it is one object.
     """
 
-    __slots__ = ("_api", "_head", "_marker", "_tail", "ended", "events", "is_stream", "size")
+    __slots__ = (
+        "_api",
+        "_counts",
+        "_has_cr",
+        "_is_long",
+        "_rest",
+        "_type",
+        "_usual",
+        "ended",
+        "events",
+        "finish_reason",
+        "has_error",
+        "has_output",
+        "is_refusal",
+        "is_stream",
+        "response_id",
+        "size",
+    )
 
     def __init__(self, api: Api, is_stream: bool) -> None:
         self._api = api
         self.is_stream = is_stream
-        self._marker = END_MARKERS.get(api) if is_stream else None
-        self._head = b""
-        #: An event marker at the beginning of a stream is preceded by line breaks too.
-        self._tail = bytearray(b"\n\n")
-        #: The end marker has passed; True for an answer without one.
-        self.ended = self._marker is None
-        #: Number of bytes passed, and of the ends of events in them.
-        self.size = 0
-        self.events = 0
+        #: The unfinished event, or the answer in one piece; only its end if it is too long.
+        self._rest = b""
+        self._is_long = False
+        #: Type of a long event, once it is known.
+        self._type = ""
+        #: The last byte was a CR. An LF behind it belongs to the same line break.
+        self._has_cr = False
+        #: How an event begins and ends that holds nothing but output, once one has passed.
+        self._usual = (b"\n\n", b"")
+        self._counts: dict[str, Any] = {}
+        #: The last event has passed, to its end; True for an answer without one.
+        self.ended = not is_stream or api not in _LAST
+        #: Output has passed: the prompt is prefilled.
+        self.has_output = False
+        #: The engine reports an error in the answer, of whatever status; it refuses what the request asks for.
+        self.has_error = self.is_refusal = False
+        #: Finish reason, e.g. `stop`, `length`, `end_turn`; empty as long as none has passed.
+        self.finish_reason = ""
+        #: Id of a stored response; empty as long as none has passed.
+        self.response_id = ""
+        #: Number of bytes passed, and of events from the first output on, without the last event of the stream.
+        self.size = self.events = 0
 
     def passed(self, piece: bytes) -> None:
         """Look at *piece*, which goes to the client."""
-        size = self.size
-        self.size = size + len(piece)
-        if size < HEAD_BYTES:
-            self._head += piece[: HEAD_BYTES - size]
-        tail = self._tail
-        before = len(tail)
-        tail += piece
-        if self.is_stream:
-            self.events += tail.count(b"\n\n", before - 1)
-        if not self.ended and self._marker is not None:
-            self.ended = self._marker.search(tail, before - _OVERLAP) is not None  # from 0 if that is less
-        if len(tail) > TAIL_BYTES + HEAD_BYTES:
-            del tail[:-TAIL_BYTES]
+        self.size += len(piece)
+        rest = self._rest
+        if not self.is_stream:
+            self.has_output = True
+            self._rest = rest + piece
+        else:
+            if self._has_cr or piece.find(b"\r") >= 0:  # `in` takes twice as long
+                piece = self._with_line_feeds(piece)
+            text = rest + piece if rest else piece
+            if text.endswith(b"\n\n"):
+                self._rest = b""
+            else:
+                end = text.rfind(b"\n\n", max(0, len(rest) - 1)) + 2
+                text, self._rest = (text[:end], text[end:]) if end > 1 else (b"", text)
+            if text:
+                self._read(text)
+        if len(self._rest) > KEPT_BYTES:
+            self._skim(self._rest)
+            self._type = self._type or self._type_in(self._rest)
+            self._is_long = True
+            self._rest = self._rest[-OVERLAP_BYTES:]
+
+    def finish(self) -> None:
+        """Note the end of the body. An event without its blank line does not count, but `[DONE]` does."""
+        rest, self._rest = self._rest, b""
+        if not self.is_stream or rest.rstrip(b"\n").endswith(b"[DONE]"):
+            self._event(rest)
 
     @property
     def is_past_mark(self) -> bool:
-        """The stream has an end marker, and it has passed."""
-        return self.ended and self._marker is not None
+        """The stream has a last event, and it has passed."""
+        return self.ended and self.is_stream and self._api in _LAST
 
     @property
     def is_within_event(self) -> bool:
         """The bytes that have passed end in the middle of an event."""
-        return not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
-
-    @property
-    def is_engine_error(self) -> bool:
-        """The tail of the stream contains the engine's own error event."""
-        return any(marker in self._tail for marker in ENGINE_ERROR)
-
-    def is_aborted(self) -> bool:
-        """Return whether the engine aborted the answer, which the client had not asked for."""
-        find = self._tail.find  # `in` takes ten times as long
-        return find(b'"abort"') >= 0 and any(find(each) >= 0 for each in ABORTED)
+        return bool(self._rest) or self._has_cr
 
     def usage(self) -> Usage | None:
-        """Return the last usage object, or None."""
-        found = self._whole_usage() or _last_usage(self._tail) or (_last_usage(self._head) if self.is_stream else None)
-        if found is None:
+        """Return the tokens that the instance has counted so far, or None."""
+        counts = self._counts
+        if not counts:
             return None
-        details = found.prompt_tokens_details or found.input_tokens_details
-        cached = details.cached_tokens if details is not None else found.cache_read_input_tokens
-        if found.prompt_tokens is not None:
-            return Usage(found.prompt_tokens, found.completion_tokens, cached)
-        prompt = found.input_tokens
+        details = counts.get("prompt_tokens_details") or counts.get("input_tokens_details")
+        cached = details.get("cached_tokens") if details else counts.get("cache_read_input_tokens")
+        if "prompt_tokens" in counts:
+            return Usage(counts["prompt_tokens"], counts.get("completion_tokens"), cached)
+        prompt = counts.get("input_tokens")
         if prompt is not None and self._api is Api.MESSAGES:
             # Anthropic counts cached tokens beside `input_tokens`, OpenAI within them.
-            prompt += (found.cache_read_input_tokens or 0) + (found.cache_creation_input_tokens or 0)
-        return Usage(prompt, found.output_tokens, cached)
+            prompt += (counts.get("cache_read_input_tokens") or 0) + (counts.get("cache_creation_input_tokens") or 0)
+        return Usage(prompt, counts.get("output_tokens"), cached)
 
-    def _whole_usage(self) -> _Usage | None:
-        """Return the usage of a short answer that is one object: decoding it takes less time than a search."""
-        if self.is_stream or self.size > len(self._tail) - 2:  # the tail begins with two line breaks
-            return None
-        try:
-            return _decode_whole(self._tail).usage
-        except UNREADABLE:
-            return None
+    # Events
 
-    def finish_reason(self) -> str:
-        """Return the finish reason, e.g. `stop`, `length`, `end_turn`; empty if the answer has none."""
-        pattern = _RESPONSE_STATUS if self._api is Api.RESPONSES else _REASON
-        found = pattern.findall(self._tail)
-        return found[-1].decode() if found else ""
+    def _with_line_feeds(self, piece: bytes) -> bytes:
+        """Return *piece* with CR and CRLF as LF."""
+        if self._has_cr and piece.startswith(b"\n"):
+            piece = piece[1:]
+            self._has_cr = False
+        if piece:
+            self._has_cr = piece.endswith(b"\r")
+        return piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def response_id(self) -> str:
-        """Return the id of an answer of the Responses API, or an empty text."""
-        if self._api in _WITHOUT_REFERENCES:
-            return ""
-        start = self._head.find(b'"id":"resp_')
-        if start < 0:
-            return ""
-        end = self._head.find(b'"', start + 6)
-        return self._head[start + 6 : end].decode("ascii", "replace") if 0 < end - start <= 200 else ""
+    def _read(self, text: bytes) -> None:
+        """Read whole events."""
+        begin, end = self._usual
+        for event in text.split(b"\n\n"):
+            if event.startswith(begin) and event.endswith(end) and not self._is_long:
+                self.events += 1
+            elif event:
+                self._event(event)
+
+    def _event(self, text: bytes) -> None:
+        """Read a whole event or object, or the last part of one that was too long to keep."""
+        found: _Object | None = None
+        kind = ""
+        if self._is_long:
+            kind = self._type or self._type_in(text)
+            self._type, self._is_long = "", False
+        elif not self.is_stream:
+            found = _decoded(text)
+        else:
+            fields = _FIELD.findall(text.removeprefix(_BOM))
+            data = b"\n".join([value for field, value in fields if field == b"data"])
+            if not data:
+                return  # a comment
+            kind = "".join([value.decode("latin-1") for field, value in fields if field == b"event"][-1:])
+            if data == b"[DONE]":
+                kind = "[DONE]"
+            elif (found := _decoded(data)) is not None and isinstance(found.type, str):
+                kind = found.type
+        error: Any = None
+        if found is None:
+            self._skim(text)
+        else:
+            self._note_names(text)
+            error = found.error
+            for part in (found, _decoded(found.message), _decoded(found.response)):
+                if part is not None:
+                    error = error or part.error
+                    self._count(part.usage)
+        if error or kind in _ERRORS:
+            self.has_error = True
+            self.is_refusal = _is_refusal(error if error else found)
+        elif not (self.has_output or self.has_error):
+            self.has_output = self._carries_output(kind, found)
+        if kind in _LAST.get(self._api, ()):
+            self.ended = True
+        elif self.is_stream and self.has_output:
+            self.events += 1
+            self._usual = self._bounds(text, kind)
+
+    def _type_in(self, text: bytes) -> str:
+        """Return the type of an event of which *text* is a part, as far as it says so."""
+        found = _EVENT.match(text) if not self._is_long else None
+        if found is None and self._api in _WITHOUT_OUTPUT:
+            found = _TYPE.search(text)
+        return found[1].decode("latin-1") if found is not None else ""
+
+    def _skim(self, text: bytes) -> None:
+        """Read a part of an event or object that is too long to keep, or one that cannot be decoded."""
+        at = len(text)
+        while (at := text.rfind(b'"usage":', 0, at)) >= 0:
+            if end := _object_end(text, at + 8):
+                self._count(text[at + 8 : end])
+                break
+        self._note_names(text)
+
+    def _note_names(self, text: bytes) -> None:
+        """Note the response id and the finish reason in *text*."""
+        api = self._api
+        if api in (Api.RESPONSES, Api.OTHER) and not self.response_id and (found := _RESPONSE_ID.search(text)):
+            self.response_id = found[1].decode("ascii", "replace")
+        key, pattern = _REASONS.get(api, _REASON)
+        at = len(text)
+        while (at := text.rfind(key, 0, at)) >= 0:
+            if (found := pattern.match(text, at)) is not None:
+                self.finish_reason = found[1].decode()
+                break
+
+    def _count(self, usage: bytes | msgspec.Raw) -> None:
+        """Take the counts of *usage*, an object in JSON or nothing, in place of earlier ones."""
+        if usage:
+            with suppress(msgspec.DecodeError):
+                self._counts |= {name: count for name, count in _decode_counts(usage).items() if count is not None}
+
+    def _bounds(self, text: bytes, kind: str) -> tuple[bytes, bytes]:
+        """Return how an event begins and ends that holds as little but output as *text*, of type *kind*, does."""
+        if self._api in _WITHOUT_OUTPUT:
+            at = text.find(kind.encode()) + len(kind)
+            if kind.endswith("delta") and kind != "message_delta" and len(kind) <= at <= 100:
+                return text[:at], b""
+        elif (at := text.find(b'"choices":')) >= 0:
+            if (end := text.find(b'"finish_reason":null', at)) >= 0:
+                return text[:at], text[end:]
+            if text.endswith(b'"}}]}'):
+                return text[:at], b'"}}]}'
+        return self._usual
+
+    def _carries_output(self, kind: str, found: _Object | None) -> bool:
+        """Return whether an event of type *kind* shows that the prompt is prefilled. One of an unknown shape does."""
+        if (without := _WITHOUT_OUTPUT.get(self._api)) is not None:
+            return without.fullmatch(kind) is None
+        choices = found.choices if found is not None else None
+        return not isinstance(choices, list) or any(map(_has_output, choices))
 
 
-def _last_usage(text: bytes | bytearray) -> _Usage | None:
-    at = len(text)
-    while (at := text.rfind(b'"usage":', 0, at)) >= 0:
-        end = _object_end(text, at + 8)
-        if end:
-            try:
-                return _decode_usage(text[at + 8 : end])
-            except msgspec.DecodeError:
-                continue
-    return None
+def _has_output(choice: Any) -> bool:
+    """Return whether a choice of a chunk holds more than the role, or an unknown shape."""
+    if not isinstance(choice, dict) or choice.get("finish_reason") or choice.get("token_ids"):
+        return True
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        return any(value for name, value in delta.items() if name != "role")
+    return bool(choice.get("text", True))
 
 
-def _object_end(text: bytes | bytearray, start: int) -> int:
-    """Return the end of the object that begins at *start*; 0 if it is incomplete or cannot be a usage object.
+def _is_refusal(error: Any) -> bool:
+    """Return whether an error that stands in an answer is the request's own, which a status of 4xx would say."""
+    if isinstance(error, _Object):
+        error = {"type": error.type, "code": error.code}
+    if not isinstance(error, dict):
+        return False
+    about = (error.get("code"), error.get("type"))
+    return any(
+        400 <= one < 500 if isinstance(one, int) else isinstance(one, str) and _REFUSALS.search(one) is not None
+        for one in about
+    )
 
-    A usage object contains objects of one more level at most, and no braces in strings.
+
+def _decoded(text: bytes | msgspec.Raw) -> _Object | None:
+    try:
+        return _decode_object(text) if text else None
+    except UNREADABLE:
+        return None
+
+
+def _object_end(text: bytes, start: int) -> int:
+    """Return the end of the object that begins at *start*; 0 if it is incomplete, or there is none.
+
+    A usage object contains no braces in strings.
     """
-    depth = 0
-    while close := text.find(b"}", start) + 1:
-        depth += text.count(b"{", start, close)
-        if depth == 1:
-            return close
-        if depth != 2:
-            return 0
-        depth = 1
-        start = close
+    if not text.startswith(b"{", start) and not text.startswith(b" {", start):
+        return 0
+    depth, end = 0, start
+    while close := text.find(b"}", end) + 1:
+        depth += text.count(b"{", end, close) - 1
+        end = close
+        if not depth:
+            return end
     return 0
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Answer of an instance on its way to the client: passed on as it arrives, observed, and learnt from at its end.
+    """Answer of an instance on its way to the client: passed on as it arrives, observed, and learnt from as it passes.
 
     Args:
         context: shared context of all requests.
@@ -225,7 +383,9 @@ class Delivery:
         is_stream: it is a stream of events.
         is_compressed: its bytes cannot be read, nor can an event be added.
         has_begun: the head has been sent.
+        is_prefilled: output has passed.
         is_sent: the last piece has been sent as such.
+        due: deadline of the first output, on the loop's clock.
         observer: observes its bytes.
     """
 
@@ -242,7 +402,9 @@ class Delivery:
     is_stream: bool = field(init=False)
     is_compressed: bool = field(init=False)
     has_begun: bool = field(default=False, init=False)
+    is_prefilled: bool = field(default=False, init=False)
     is_sent: bool = field(default=False, init=False)
+    due: float = field(init=False)
     observer: AnswerObserver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -253,33 +415,36 @@ class Delivery:
         if self.is_stream:
             headers.append((b"x-accel-buffering", b"no"))
         is_readable_stream = self.is_stream and self.answer.status == 200 and not self.is_compressed
+        self.due = self.client.watchdog.at
         self.observer = self.lease.answer = AnswerObserver(self.record.request.api, is_readable_stream)
 
     async def run(self, held: bytes) -> None:
         """Pass the answer on. *held* has been read of its body already."""
-        answer, client, context, observer = self.answer, self.client, self.context, self.observer
+        answer, client, observer = self.answer, self.client, self.observer
         watchdog = client.watchdog
         try:
             # A write costs more than all else here: a head whose body has begun to arrive goes with the first piece.
             if held or not answer.pieces:
                 observer.passed(held)
                 if self._begin(held, is_last=False):
-                    await client.drained()
-                watchdog.arm(context.deadlines.first_byte_s, "first_byte")
+                    await self._drained()
             while not await answer.relay(self._pass):
-                await client.drained()
-                watchdog.arm(context.deadlines.idle_s, "idle")
+                await self._drained()
         except AnswerBroken:
-            await self._break_off("closed")
+            await self._break_off(names.CLOSED)
             return
         except asyncio.CancelledError:
             if watchdog.expired not in ("first_byte", "idle"):
+                self._leave()
                 raise
             watchdog.resume()
-            await self._break_off("timeout")
+            if self.record.is_in_one_piece and not self.is_prefilled:
+                self.trial.excuse()
+            await self._break_off(names.TIMEOUT)
             return
-        if not (observer.ended or observer.is_engine_error):
-            await self._break_off("closed")
+        observer.finish()
+        if not (observer.ended or observer.has_error):
+            await self._break_off(names.CLOSED)
             return
         answer.finish()
         if not self.is_sent:
@@ -291,28 +456,33 @@ class Delivery:
     def _pass(self, piece: bytes) -> bool:
         """Pass *piece* on; return whether the client takes more now."""
         observer, client = self.observer, self.client
-        is_first = not observer.size
         observer.passed(piece)
         self.is_sent = is_last = observer.ended and self.answer.is_done
         if is_last:
             self.lease.release()  # the engine is done, however long the client takes to read
-        else:
+        elif self.is_prefilled:
             client.watchdog.arm(self.context.deadlines.idle_s, "idle")
-        if not is_first:
+        if self.is_prefilled:
             return not client.pass_on(piece, is_last=is_last)
+        self._tie()
         record, lease, router = self.record, self.lease, self.context.router
         is_current = not lease.is_past
-        lease.first_byte()
-        ttfc_s = self.attempt.first_byte()
-        if is_current and record.is_inference and observer.is_stream:
-            self.trial.waited(lease, ttfc_s)
-            router.first_token(lease, ttfc_s)
+        if is_output := observer.has_output:
+            self.is_prefilled = True
+            lease.first_output()
+            ttfc_s = self.attempt.first_output()
+            if is_current and record.is_inference and observer.is_stream:
+                self.trial.waited(lease, ttfc_s)
+                router.first_token(lease, ttfc_s)
         is_full = client.pass_on(piece, is_last=is_last) if self.has_begun else self._begin(piece, is_last=is_last)
-        if record.is_inference and self.answer.status == 200:
-            if is_current:
-                router.prefilled(record.request, lease.instance)
-            record.request.answering()
-            self.exchange.answering()
+        if is_output:
+            if not is_last:
+                client.watchdog.arm(self.context.deadlines.idle_s, "idle")
+            if record.is_inference and self.answer.status == 200:
+                if is_current:
+                    router.prefilled(record.request, lease.instance)
+                record.request.answering()
+                self.exchange.answering()
         return not is_full
 
     def _begin(self, piece: bytes, *, is_last: bool) -> bool:
@@ -320,31 +490,70 @@ class Delivery:
         self.has_begun = True
         return self.client.begin(self.answer.status, self.headers, piece, is_last=is_last)
 
+    async def _drained(self) -> None:
+        """Wait until the client has drained, and set the instance's deadline again."""
+        client = self.client
+        await client.drained()
+        if self.is_prefilled:
+            client.watchdog.arm(self.context.deadlines.idle_s, "idle")
+        else:
+            client.watchdog.arm(self.due - client.task.get_loop().time(), "first_byte")
+
+    def _tie(self) -> None:
+        """Tie a stored response to its instance, which alone can continue it. No client has seen its id before that.
+
+        So also if its process seems gone: the request may have reached a new one before that was seen.
+        """
+        if self.observer.response_id:
+            self.context.router.pin(self.observer.response_id, self.lease.instance)
+
     def _settle(self) -> None:
-        """Learn from the complete answer."""
-        context, observer, record, request = self.context, self.observer, self.record, self.record.request
-        status, lease = self.answer.status, self.lease
-        usage = observer.usage() if status == 200 else None
-        if observer.is_aborted():
-            self.trial.aborted(lease)
+        """Learn from an answer that has passed whole."""
+        observer, status = self.observer, self.answer.status
+        result, error_type = ("5xx" if status >= 500 else names.OK), ""
+        if status == 200:
+            self._tie()
+            if observer.finish_reason == "abort":
+                self.trial.aborted(self.lease)
+            if observer.has_error:
+                if observer.is_refusal:
+                    self.trial.excuse()
+                else:
+                    result, error_type = names.ENGINE_ERROR, f"upstream_{names.ENGINE_ERROR}"
+        self._end(status, result, error_type, is_whole=not observer.has_error)
+
+    def _leave(self) -> None:
+        """Learn from an answer that the client, or the router, has left. All behind the end mark is of no use to it."""
+        if self.client.gone and self.observer.is_past_mark:
+            self._settle()
+        else:
+            usage = self._learn(is_whole=False)
+            self.attempt.end(names.ABORTED, status=self.answer.status, usage=usage)
+
+    def _learn(self, *, is_whole: bool) -> Usage | None:
+        """Learn from the usage that has passed, and return it; *is_whole*: the engine has answered to the end."""
+        record, lease, observer, context = self.record, self.lease, self.observer, self.context
+        request = record.request
+        usage = observer.usage() if self.answer.status == 200 else None
         prompt = request.prompt
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
             context.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
-        response_id = observer.response_id()
-        if response_id:  # also of a process that seems gone: the request may have reached a new one before it was seen
-            context.router.pin(response_id, lease.instance)
-        if status == 200 and record.is_inference and not lease.is_past:
+        if (is_whole or usage is not None) and self.answer.status == 200 and record.is_inference and not lease.is_past:
             context.router.settled(request, lease.instance, usage)
             context.caches.answered(record, usage, self.scope["headers"])
-        reason = observer.finish_reason() if self.attempt.span is not None and status == 200 else ""
-        self.attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage, finish_reason=reason)
-        self.exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage)
+        return usage
+
+    def _end(self, status: int, result: str, error_type: str, *, is_whole: bool) -> None:
+        """End attempt and exchange with what was learnt."""
+        observer, usage = self.observer, self._learn(is_whole=is_whole)
+        reason = observer.finish_reason if status == 200 else ""
+        self.attempt.end(result, status=status, usage=usage, finish_reason=reason)
+        self.exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage, error_type=error_type)
 
     async def _break_off(self, result: str) -> None:
         """End an answer of which the client has seen the beginning. Without a last piece the server then closes."""
         self.answer.close()
-        self.attempt.end(result, status=self.answer.status)
-        self.exchange.end(self.answer.status, bytes_out=self.observer.size, error_type=f"upstream_{result}")
+        self._end(self.answer.status, result, f"upstream_{result}", is_whole=False)
         await self.append_error(UpstreamError("the instance broke off its answer", reason=result))
 
     async def append_error(self, error: HttpError) -> None:

@@ -216,15 +216,16 @@ class Inference:
             exchange.end(CLIENT_CLOSED, error_type=names.CLIENT_GONE)
         except asyncio.CancelledError:
             expired = client.watchdog.expired
-            bytes_out = forwarding.bytes_out if forwarding is not None else 0
+            bytes_out, usage = (forwarding.bytes_out, forwarding.usage) if forwarding is not None else (0, None)
             if expired == "body":
                 exchange.end(408, error_type="request_timeout")  # the intake answers
             elif expired is not None:
-                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_STALLED)
+                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, usage=usage, error_type=names.CLIENT_STALLED)
             elif client.gone:
-                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_GONE)
+                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, usage=usage, error_type=names.CLIENT_GONE)
             else:
-                exchange.end(client.status or CUT_OFF.status, bytes_out=bytes_out, error_type=names.SHUTDOWN)
+                status = client.status or CUT_OFF.status
+                exchange.end(status, bytes_out=bytes_out, usage=usage, error_type=names.SHUTDOWN)
                 await self._cut_off(scope["path"], client, forwarding)
             raise
         finally:

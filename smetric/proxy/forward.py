@@ -23,7 +23,7 @@ from smetric.proxy.context import ProxyContext
 from smetric.proxy.delivery import Delivery
 from smetric.proxy.error_response import send_error
 from smetric.proxy.intake import Client
-from smetric.request.request import InferenceRequest
+from smetric.request.request import InferenceRequest, Usage
 from smetric.routing.router import Routing
 
 #: Statuses of an instance that is overloaded, stopping or broken. Another instance may do better.
@@ -190,7 +190,9 @@ class Forwarding:
         """Send the request to the chosen instance and relay its answer; return None once the client has an answer."""
         scope, watchdog = self.scope, self.client.watchdog
         target: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        watchdog.arm(self.context.deadlines.first_byte_s, "first_byte")
+        deadlines = self.context.deadlines
+        seconds = deadlines.answer_s if record.is_in_one_piece else deadlines.first_byte_s
+        watchdog.arm(seconds, "first_byte")
         answer: UpstreamResponse | None = None
         try:
             answer = await self.context.upstream.send(
@@ -211,7 +213,8 @@ class Forwarding:
             if watchdog.expired == "first_byte" and not self.client.status:
                 watchdog.resume()
                 attempt.end("timeout")
-                seconds = self.context.deadlines.first_byte_s
+                if record.is_in_one_piece:
+                    self.trial.excuse()
                 error = UpstreamError(f"no answer within {seconds:g} s", reason="timeout", status=504)
                 return Failure(error, elsewhere=False)
             attempt.end("aborted", status=answer.status if answer is not None else None)
@@ -274,3 +277,8 @@ class Forwarding:
     def bytes_out(self) -> int:
         """Number of bytes of the instance's answer that were passed on."""
         return self.delivery.observer.size if self.delivery is not None else 0
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens that the instance has counted so far."""
+        return self.delivery.observer.usage() if self.delivery is not None else None

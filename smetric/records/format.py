@@ -172,7 +172,7 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
         evaluate_s: seconds spent on evaluating the policy.
         lookup_s: seconds spent on look-ups before.
         status: the client's status; None if another decision on the same request follows.
-        ttft_s: seconds from arrival to the first byte of the answer; None if nothing was to be computed.
+        ttft_s: seconds from arrival to the first output of the answer; None if nothing was to be computed.
         duration_s: seconds from arrival to its end.
         error_type: empty without an error.
         usage: tokens as the instance counted them, or None.

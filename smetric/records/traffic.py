@@ -94,7 +94,7 @@ class TrafficLine(msgspec.Struct, kw_only=True):
         instance: where it was served, or None.
         status: the client's status; 200 also for a broken stream.
         error_type: empty without an error.
-        ttft_ms: milliseconds from arrival to the first byte of the answer; None without one.
+        ttft_ms: milliseconds from arrival to the first output of the answer; None without one.
         duration_ms: milliseconds from arrival to its end.
         cached_tokens: cached prompt tokens as the instance reported them, or None.
     """

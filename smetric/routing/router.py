@@ -261,7 +261,7 @@ class Router:
         self._lookups.prefilled(request, instance)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """Report to the sources that *instance* has answered *request* to the end."""
+        """Report to the sources that *instance* has answered *request*, to the end or as far as *usage* says."""
         self._lookups.settled(request, instance, usage)
 
     def forget(self, instance: Instance) -> None:

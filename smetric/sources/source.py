@@ -88,10 +88,10 @@ class Source:
         return {}
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Note that *instance* sent the first body byte of its answer: the prompt is in its cache now."""
+        """Note that *instance* sent the first output of its answer: the prompt is in its cache now."""
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """Note that *instance* has answered *request* completely, with *usage* if it reported that."""
+        """Note that *instance* has answered *request*, with *usage* if it reported that; without it, completely."""
 
     def forget(self, instance: Instance) -> None:
         """Drop what is known of the cache of *instance*, which restarted."""

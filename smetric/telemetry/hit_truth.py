@@ -214,7 +214,7 @@ class CacheWatch:
         self._clock = clock
 
     def answered(self, record: DecisionRecord, usage: Usage | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Learn from a complete answer with status 200; the request of *record* came with *headers*."""
+        """Learn from an answer with status 200, complete or with usage; the request of *record* came with *headers*."""
         self._truth.answered(record, usage)
         if record.instance is not None and record.request.parts is not None:
             share = _hit_share(record, usage)

@@ -460,7 +460,7 @@ class Savings:
                 account.compared_tokens += 1
                 account.saved_tokens += saved
                 self._tokens[policy, rule, names.SAVED if saved >= 0 else names.LOST].value += abs(saved)
-        # Only of a stream is the first byte the first token; a second attempt began late.
+        # Only of a stream is the first output the first token; a second attempt began late.
         actual_s = record.ttfc_s
         if not request.stream or record.rank or actual_s is None:
             return

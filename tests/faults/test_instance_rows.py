@@ -113,6 +113,41 @@ async def test_d6_stalled_stream_ends_at_the_idle_deadline() -> None:
         assert await ejections(router, "timeout") == 1
 
 
+async def test_d6_stream_stalled_before_its_first_output_ends_at_the_first_byte_deadline() -> None:
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+
+    async def script(call: Call) -> None:
+        await call.stream(role, end=False)
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            await call.send(chunk(b": ping\n\n"))
+
+    async with running(FakeEngine(), forward=Forward(first_byte_timeout=0.3), health=STRICT) as router:
+        router.engines[0].script = script
+        answer = await router.chat(stream=True)
+        assert answer.body.startswith(role + b": ping\n\n")
+        assert b"upstream_error" in answer.body
+        assert await router.attempts("timeout") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "result"), [(b"500", "engine_error"), (b"400", "ok")], ids=["of the engine", "of the request"]
+)
+async def test_d4_error_inside_a_200_passes_and_counts_against_its_engine(code: bytes, result: str) -> None:
+    error = b'data: {"error": {"message": "x", "type": "t", "param": null, "code": %b}}\n\n' % code
+    async with running(FakeEngine(), FakeEngine(), health=STRICT) as router:
+        for sent in ((delta("a"), error, DONE), (error,)):
+            for engine in router.engines:
+                engine.script = lambda call, sent=sent: call.stream(*sent)  # type: ignore[misc]
+            answer = await router.chat(stream=True)
+            assert (answer.status, answer.complete, answer.body) == (200, True, b"".join(sent))
+        is_engines = result == "engine_error"
+        assert await router.attempts(result) == (2 if is_engines else 4)  # the warm-up's too
+        assert await ejections(router, "engine_error") == is_engines
+        lines = router.lines("request")[-2:]
+        assert [line.get("error_type") for line in lines] == [f"upstream_{result}" if is_engines else None] * 2
+
+
 @pytest.mark.parametrize(
     "raw",
     [

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from smetric.config.settings import Forward, ScrapeSettings
+from smetric.config.settings import Forward, HealthSettings, ScrapeSettings
 from tests.fakes import Call, FakeEngine, Script, hang, healthy, until
 from tests.faults.harness import CANARY, Tell, running
 
@@ -138,7 +138,7 @@ async def test_d5_silent_engine_is_given_up_at_the_deadline() -> None:
         await (hang(call) if b'"slow"' in call.body else healthy(call))
 
     async with running(FakeEngine(), FakeEngine(), forward=Forward(first_byte_timeout=2.0), script=script) as router:
-        slow = [asyncio.create_task(router.chat(user="slow")) for _ in range(150)]
+        slow = [asyncio.create_task(router.chat(user="slow", stream=True)) for _ in range(150)]
         await until(lambda: router.counted()[0] == 150)
         assert [(await router.chat()).status for _ in range(20)] == [200] * 20
         assert not any(task.done() for task in slow), "nobody waited for those that wait"
@@ -147,6 +147,23 @@ async def test_d5_silent_engine_is_given_up_at_the_deadline() -> None:
         assert orjson.loads(answers[0].body)["error"]["message"] == "no answer within 2 s"
         await until(lambda: sum(len(engine.aborted) for engine in router.engines) == 150)
         assert await router.attempts("timeout") == 150
+
+
+async def test_d5_answer_in_one_piece_has_a_deadline_of_its_own() -> None:
+    """It is generated whole before its first byte, so that its time says nothing of the engine's health."""
+
+    async def script(call: Call) -> None:
+        await (hang(call) if b'"never"' in call.body else asyncio.sleep(0.3))
+        await healthy(call)
+
+    forward, health = Forward(first_byte_timeout=0.1, answer_timeout=1.0), HealthSettings(failures=1)
+    async with running(FakeEngine(), forward=forward, health=health, script=script) as router:
+        assert (await router.chat()).status == 200
+        answer = await router.chat(user="never")
+        assert answer.status == 504
+        assert orjson.loads(answer.body)["error"]["message"] == "no answer within 1 s"
+        assert await router.attempts("timeout") == 1
+        assert router.instance_of(router.engines[0]).healthy
 
 
 @pytest.mark.slow

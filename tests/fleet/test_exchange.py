@@ -78,7 +78,7 @@ def retry(exchanges: Exchanges) -> Exchange:
     exchange.decided(second)
     attempt = exchange.attempt(ROUTE)
     attempt.resent()
-    attempt.first_byte()
+    attempt.first_output()
     exchange.answering()
     attempt.end(names.OK, status=200)
     attempt.end(names.ABORTED)

@@ -296,7 +296,7 @@ def first_turns(
         cursors.update(decision.cursors)
         chosen = candidates[decision.index]
         lease, prefilled_at = chosen.charge(1, 1000), clock.now + prefill_s
-        heapq.heappush(due, (prefilled_at, 2 * len(seen), lease.first_byte))
+        heapq.heappush(due, (prefilled_at, 2 * len(seen), lease.first_output))
         heapq.heappush(due, (prefilled_at + rng.expovariate(1 / decode_s), 2 * len(seen) + 1, lease.release))
         seen.append((clock.now, fleet.instances.index(chosen)))
     return seen

@@ -19,7 +19,7 @@ def test_charge_counts_prompt_and_new_tokens_until_released() -> None:
     instance = Instance("a", "http://a")
     lease = instance.charge(2, 1000, 600)
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (2, 400, 1000)
-    lease.first_byte()
+    lease.first_output()
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (2, 0, 1000)
     lease.release()
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (0, 0, 0)
@@ -31,7 +31,7 @@ def test_lease_is_released_once() -> None:
     lease = instance.charge(1, 10)
     for _ in range(3):
         lease.release()
-        lease.first_byte()
+        lease.first_output()
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (1, 10, 10)
     other.release()
     assert instance.own == 0
@@ -80,7 +80,7 @@ def test_ledger_ends_at_zero_after_any_order_of_events(seed: int, steps: int) ->
     leases: list[Lease] = []
     for _ in range(steps):
         if leases and rng.random() < 0.6:
-            rng.choice([leases[0].first_byte, leases[-1].first_byte, rng.choice(leases).release])()
+            rng.choice([leases[0].first_output, leases[-1].first_output, rng.choice(leases).release])()
         else:
             hit, stored = rng.choice([None, rng.randint(0, 600)]), rng.choice([0, rng.randint(0, 600)])
             blocks = range(rng.randint(0, 9))
@@ -114,7 +114,7 @@ def test_prefill_cost_includes_attention_to_the_prefix() -> None:
     assert first.cost == 1500 + 1500 * (2000 - 750) / 1000
     assert second.cost == 100 + 100 * 50 / 1000
     assert second.cost_ahead == instance.unprefilled_cost() == first.cost + second.cost
-    first.first_byte()
+    first.first_output()
     assert instance.unprefilled_cost() == second.cost
     second.release()
     assert instance.unprefilled_cost() == 0
@@ -142,8 +142,8 @@ def test_generated_tokens_count_while_the_request_runs() -> None:
     lease.answer = passed = Passed()
     assert (instance.inflight_tokens(), instance.decode_blocks()) == (1920, 120)
     passed.events = 1
-    lease.first_byte()
-    whole.first_byte()
+    lease.first_output()
+    whole.first_output()
     passed.events = 33
     assert (instance.inflight_tokens(), instance.decode_blocks()) == (1920 + 33, (1920 + 33) / 16)
     lease.release()

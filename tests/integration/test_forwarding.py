@@ -5,6 +5,7 @@ import gc
 import gzip
 import hashlib
 import os
+from dataclasses import dataclass
 
 import orjson
 import pytest
@@ -13,13 +14,27 @@ from smetric.config.settings import Forward
 from smetric.errors import UpstreamError
 from smetric.proxy.error_response import error_event
 from smetric.proxy.forward import Forwarding
-from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, capture, chunk, delta, hang, head, healthy, until
+from tests.fakes import (
+    DONE,
+    USAGE,
+    Call,
+    FakeEngine,
+    RawClient,
+    Script,
+    capture,
+    chunk,
+    delta,
+    hang,
+    head,
+    healthy,
+    until,
+)
 from tests.faults.harness import chat, running
 
 pytestmark = pytest.mark.slow
 
 BODIES = {
-    "/v1/chat/completions": chat(stream=True),
+    "/v1/chat/completions": chat(stream=True, messages=[{"role": "user", "content": "x"}]),
     "/v1/completions": b'{"model":"tiny","prompt":"x","stream":true}',
     "/v1/messages": b'{"model":"tiny","max_tokens":4,"stream":true,"messages":[{"role":"user","content":"x"}]}',
     "/v1/responses": b'{"model":"tiny","input":"x","stream":true}',
@@ -217,16 +232,6 @@ async def test_stream_past_its_end_marker_gets_no_error_event(path: str) -> None
         assert await router.attempts("closed") == 1
 
 
-async def test_error_event_of_an_engine_passes_as_it_is() -> None:
-    events = (delta("a"), b'data: {"error": {"message": "engine died", "code": 500}}\n\n', DONE)
-
-    async with running(FakeEngine()) as router:
-        for sent in (events, events[:2]):
-            router.engines[0].script = lambda call, sent=sent: call.stream(*sent)  # type: ignore[misc]
-            answer = await router.chat(stream=True)
-            assert (answer.complete, answer.body) == (True, b"".join(sent))
-
-
 async def test_response_headers_are_on_answers_and_errors_unless_switched_off() -> None:
     receipt = ("x-smetric-decision-id", "x-smetric-policy", "x-smetric-instance", "x-smetric-rule")
     async with running(FakeEngine()) as router:
@@ -270,28 +275,127 @@ async def test_generated_tokens_are_counted_during_the_stream() -> None:
             await until(lambda: instance.inflight_tokens() == instance.decode_blocks() == 0)
 
 
-async def test_unprefilled_tokens_are_counted_until_the_first_byte() -> None:
-    go_on = asyncio.Event()
+def event(type: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (type.encode(), orjson.dumps({"type": type, **fields}))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of a stream: what an engine sends before its prefill ends, output, its last event with usage before it."""
+
+    early: bytes
+    output: bytes
+    last: bytes
+
+    async def send(self, call: Call, go_on: asyncio.Event) -> None:
+        """Send the first part, and each further one once *go_on* is set. It is cleared then."""
+        await call.stream(self.early, end=False)
+        for part in (self.output, self.last):
+            await go_on.wait()
+            go_on.clear()
+            await call.send(chunk(part))
+        await hang(call)
+
+
+COUNTED = {"input_tokens": 20, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 16}}
+STREAMS = {
+    "/v1/chat/completions": Parts(
+        b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n',
+        delta("a"),
+        b'data: {"choices":[],%b}}\n\n' % USAGE + DONE,
+    ),
+    "/v1/completions": Parts(
+        b": keep-alive\n\n", b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[],%b}}\n\n' % USAGE + DONE
+    ),
+    "/v1/messages": Parts(
+        event("message_start", message={"usage": {"input_tokens": 4, "cache_read_input_tokens": 16}}) + event("ping"),
+        event("content_block_delta", delta={"type": "text_delta", "text": "a"}),
+        event("message_delta", usage={"output_tokens": 2}) + event("message_stop"),
+    ),
+    "/v1/responses": Parts(
+        event("response.created", response={"id": "resp_1"}) + event("response.in_progress", response={"id": "resp_1"}),
+        event("response.output_text.delta", delta="a"),
+        event("response.completed", response={"id": "resp_1", "usage": COUNTED}),
+    ),
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_prefill_ends_with_the_first_output(path: str) -> None:
+    go_on, parts = asyncio.Event(), STREAMS[path]
+    body = BODIES[path].replace(b'"x"', b'"%b"' % (b"what was asked before " * 200))
+    async with running(FakeEngine(), policy="smetric", forward=Forward(idle_timeout=0.1)) as router:
+        router.engines[0].script = lambda call: parts.send(call, go_on)
+        indexes = router.application.sources.indexes
+        assert indexes
+        before = indexes.figures().blocks
+        for sees_output in (False, True):
+            async with await router.client(body, path) as client:
+                await client.head()
+                await client.reader.readuntil(parts.early)
+                await asyncio.sleep(0.2)  # longer than a stream may be silent
+                own, unprefilled, sent = router.counted()
+                assert (own, unprefilled) == (1, sent)
+                assert sent > 0
+                assert indexes.figures().blocks == before
+                if sees_output:
+                    go_on.set()
+                    await client.reader.readuntil(parts.output)
+                    assert router.counted() == (1, 0, sent)
+                    assert indexes.figures().blocks > before
+            await until(lambda: router.counted() == (0, 0, 0))
+            seen = router.lines("request")[-1]
+            assert (seen["status"], seen["error_type"]) == (499, "client_gone")
+            assert ("ttft_s" in seen) is sees_output
+            if sees_output:
+                assert seen["ttft_s"] > 0.2
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_client_that_leaves_behind_the_last_event_was_served(path: str) -> None:
+    """Official clients close as soon as they have read it, before the engine ends the body."""
+    go_on, parts = asyncio.Event(), STREAMS[path]
+    async with running(FakeEngine(), script=lambda call: parts.send(call, go_on)) as router:
+        async with await router.client(BODIES[path], path) as client:
+            await client.head()
+            for part in (parts.early, parts.output, parts.last):
+                await client.reader.readuntil(part)
+                go_on.set()
+        await until(lambda: len(router.lines("request")) == 2)
+        line = router.lines("request")[-1]
+        assert (line["status"], line.get("error_type")) == (200, None)
+        assert await router.figure("smetric_prefix_actual_hit_tokens_total{") == 32  # 16 of them at the start
+        assert await router.attempts("aborted") == 0
+        assert router.application.router._pins.get("resp_1") is (
+            router.instance_of(router.engines[0]) if path == "/v1/responses" else None
+        )
+
+
+async def test_usage_of_a_stream_that_its_client_left_is_counted() -> None:
+    go_on, parts = asyncio.Event(), STREAMS["/v1/messages"]
+    async with running(FakeEngine(), script=lambda call: parts.send(call, go_on)) as router:
+        async with await router.client(BODIES["/v1/messages"], "/v1/messages") as client:
+            await client.reader.readuntil(parts.early)
+        await until(lambda: len(router.lines("request")) == 2)
+        assert router.lines("request")[-1]["status"] == 499
+        assert await router.figure("smetric_prefix_actual_hit_tokens_total{") == 32
+
+
+async def test_response_is_tied_to_its_instance_while_it_streams() -> None:
+    go_on, parts = asyncio.Event(), STREAMS["/v1/responses"]
 
     async def script(call: Call) -> None:
-        await go_on.wait()
-        go_on.clear()
-        await call.stream(delta("a"), end=False)
-        await go_on.wait()
-        await call.send(chunk(DONE) + b"0\r\n\r\n")
+        await (parts.send(call, go_on) if call.body else call.answer(200, b"{}"))
 
-    async with running(FakeEngine(), script=script) as router:
-        engine = router.engines[0]
-        async with await router.client(chat(stream=True)) as client:
-            await until(lambda: len(engine.calls) == 1)
-            own, unprefilled, sent = router.counted()
-            assert own == 1
-            assert unprefilled == sent > 0
-            go_on.set()
-            await client.head()
-            await until(lambda: router.counted() == (1, 0, sent))
-            go_on.set()
-            await until(lambda: router.counted() == (0, 0, 0))
+    async with (
+        running(FakeEngine(), FakeEngine(), script=script) as router,
+        await router.client(BODIES["/v1/responses"], "/v1/responses") as client,
+    ):
+        holder = (await client.head()).value("x-smetric-instance")
+        await client.reader.readuntil(parts.early)
+        for method, target in (("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel")):
+            answer = await router.ask(method, target)
+            assert (answer.status, answer.value("x-smetric-instance")) == (200, holder)
 
 
 @pytest.mark.parametrize("sees_first_byte", [False, True], ids=["before its first byte", "before its end"])
@@ -342,7 +446,7 @@ REFUSED: dict[str, tuple[Script, dict[str, object], int]] = {
 async def test_failed_request_is_freed_at_once(why: str) -> None:
     """The bound on bodies excludes one that waits for the garbage collector."""
     script, fields, status = REFUSED[why]
-    async with running(FakeEngine(), policy="smetric", forward=Forward(first_byte_timeout=0.1)) as router:
+    async with running(FakeEngine(), policy="smetric", forward=Forward(answer_timeout=0.1)) as router:
         router.engines[0].script = script
         gc.collect()
         gc.disable()

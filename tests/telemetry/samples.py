@@ -150,7 +150,7 @@ def run_one(app: Telemetry, made: DecisionRecord, *headers: tuple[bytes, bytes],
         exchange.end(429 if made.outcome == names.REJECTED else 503)
         return exchange
     attempt = exchange.attempt(ROUTE)
-    attempt.first_byte()
+    attempt.first_output()
     attempt.end(names.OK, status=200)
     exchange.end(200, bytes_out=10)
     return exchange

@@ -52,7 +52,7 @@ def test_ended_request_is_one_line_and_counts_once() -> None:
         made = record(model="m\r\n\x1b[31m" + "x" * 10_000)
         exchange.decided(made)
         attempt = exchange.attempt(ROUTE)
-        attempt.first_byte()
+        attempt.first_output()
         attempt.end(names.OK, status=200)
         attempt.end(names.ABORTED)
         exchange.end(200, bytes_out=7)

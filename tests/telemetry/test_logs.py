@@ -222,7 +222,7 @@ def test_access_line_has_the_known_fields_of_a_request(out: io.StringIO) -> None
     exchange = begin(app)
     exchange.decided(made)
     attempt = exchange.attempt(ROUTE)
-    attempt.first_byte()
+    attempt.first_output()
     attempt.end("ok", status=200)
     exchange.end(200, bytes_out=9, usage=Usage(1000, None, 400), error_type="aborted")
     (line,) = [each for each in lines(out) if each["event"] == "request"]

@@ -167,7 +167,7 @@ async def test_page_has_every_metric_of_the_table_and_no_other() -> None:
     exchange = begin(app)
     exchange.decided(made)
     attempt = exchange.attempt(ROUTE)
-    attempt.first_byte()
+    attempt.first_output()
     exchange.answering()
     usage = Usage(1000, 20, 400)
     attempt.end(names.OK, status=200, usage=usage)

@@ -456,7 +456,7 @@ def answered(app: Telemetry, made: DecisionRecord) -> None:
     exchange.started -= 100.0  # its client was as slow as that to send it
     exchange.decided(made)
     attempt = exchange.attempt("/v1/chat/completions")
-    attempt.first_byte()
+    attempt.first_output()
     attempt.end("ok", status=200)
     exchange.end(200, usage=Usage(1000, 20, 880))
 

@@ -43,7 +43,7 @@ async def test_spans_of_a_routed_request_are_server_route_and_client(app: Teleme
     exchange.decided(made)
     attempt = exchange.attempt(ROUTE)
     sent = dict(attempt.headers)
-    attempt.first_byte()
+    attempt.first_output()
     usage = Usage(1000, 20, 880)
     assert attempt.span is not None
     attempt.end(names.OK, status=200, usage=usage, finish_reason="stop")
@@ -182,7 +182,7 @@ async def test_trace_of_a_request_that_breaks_off_is_kept_at_its_end(
     exchange.decided(made)
     attempt = exchange.attempt(ROUTE)
     assert attempt.headers == [parent(b"00")]
-    attempt.first_byte()
+    attempt.first_output()
     attempt.end(names.CLOSED, status=200)
     was_traced = made.is_traced
     exchange.end(200, error_type="closed")

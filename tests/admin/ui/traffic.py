@@ -171,7 +171,7 @@ class Traffic:
         self.now += seconds
         while self._ends and self._ends[0][0] <= self.now:
             _, _, lease, exchange, usage = heapq.heappop(self._ends)
-            lease.first_byte()
+            lease.first_output()
             exchange.end(200, bytes_out=4000, usage=usage)
             lease.release()
 
