@@ -329,10 +329,12 @@ class Response:
 
 
 def request(method: str, target: str, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()) -> bytes:
-    """A request with a Host and, where it has a body, a Content-Length."""
-    lines = [f"{method} {target} HTTP/1.1", "Host: router"]
+    """A request with a Host and, where it has a body, a Content-Length and a Content-Type, JSON by default."""
+    lines, headers = [f"{method} {target} HTTP/1.1", "Host: router"], list(headers)
     if body:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        lines.append(f"Content-Length: {len(body)}")
+        if all(name.lower() != "content-type" for name, _ in headers):
+            lines.append("Content-Type: application/json")
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 

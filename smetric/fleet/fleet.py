@@ -136,6 +136,15 @@ class Fleet:
             return "no instance is configured"
         return "all instances are drained or stopping" if all(one.draining for one in self.instances) else ""
 
+    def serves_alike(self) -> bool:
+        """Return whether all instances serve the same models and adapters, as far as is known."""
+        return len({one.models for one in self.instances if one.models is not None and not one.draining}) < 2
+
+    def has_common_model(self) -> bool:
+        """Return whether there is a model besides adapters that all instances serve, as far as is known."""
+        known = [one.base_models for one in self.instances if one.base_models is not None and not one.draining]
+        return not known or bool(frozenset.intersection(*known))
+
     def candidates(self, model: str, *, exclude: Collection[Instance] = ()) -> Candidates:
         """Return the instances that may serve *model*: healthy, not draining, not excluded, preferably not
         deprioritized.

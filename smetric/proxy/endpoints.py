@@ -47,9 +47,16 @@ INFERENCE: dict[str, Api] = {
     "/v1/messages": Api.MESSAGES,
     "/v1/responses": Api.RESPONSES,
 }
-#: Other paths that are passed to a candidate. Paths that load adapters or change an engine are left out on purpose.
+#: Other paths that are passed to a candidate and charged. Paths that change an engine are left out on purpose.
 PASSED: tuple[str, ...] = tuple(path for path in PATHS if path not in INFERENCE)
-COUNT_TOKENS = "/v1/messages/count_tokens"
+#: Those of them whose bodies may hold fields that no client may set, so that they are always read.
+GENERATING = frozenset({"/v1/chat/completions/batch", "/v1/systemone", "/generative_scoring", "/inference/v1/generate"})
+#: Paths that cause no load, and their APIs.
+COUNTING: dict[str, Api] = {
+    "/v1/messages/count_tokens": Api.MESSAGES,
+    "/tokenize": Api.OTHER,
+    "/detokenize": Api.OTHER,
+}
 STORED_RESPONSE = "/v1/responses/{id}"
 CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
 
@@ -205,7 +212,7 @@ class Inference:
             request = self._read(scope, body)
             if (model := context.reading.aliases.get(request.model)) is not None:
                 request.alias, request.model = request.model, model
-                body = patch_model(body, model)
+                body = patch_model(body, model, request.model_span)
             forwarding = Forwarding(context.proxy, scope, client, exchange, request, body or None, permit, self._leased)
             del body  # it is let go as soon as an answer begins
             await forwarding.run()
@@ -252,7 +259,21 @@ class Inference:
         params = scope.get("path_params")
         if params and "id" in params:
             request.pinned_to = params["id"]
+        if not request.model and not request.pinned_to:
+            self._require_model(request)
         return request
+
+    def _require_model(self, request: InferenceRequest) -> None:
+        """Refuse a request that names no model where that leaves open which instances can serve it."""
+        fleet = self._context.proxy.router.fleet
+        if request.unread is not None:
+            if self._route in GENERATING or not fleet.serves_alike():
+                raise request.unread
+        elif not fleet.has_common_model():
+            raise RequestError(
+                "`model` is missing, and the instances here serve different models; name one that GET /v1/models lists",
+                param="model",
+            )
 
 
 class Preflight(Inference):
@@ -355,7 +376,7 @@ def data_app(
     health: Sequence[Route],
     lifespan: Callable[[Any], AbstractAsyncContextManager[None]],
 ) -> App:
-    """Return the app of the data port: `/v1/…` and health, nothing else.
+    """Return the app of the data port: engines' inference paths and health, nothing else.
 
     Args:
         context: shared dependencies.
@@ -366,7 +387,7 @@ def data_app(
     routes: list[Route] = [
         *(Route(path, Inference(context, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
         Route("/v1/models", models, methods=["GET"]),
-        Route(COUNT_TOKENS, Inference(context, COUNT_TOKENS, Api.MESSAGES, leased=False), methods=["POST"]),
+        *(Route(path, Inference(context, path, api, leased=False), methods=["POST"]) for path, api in COUNTING.items()),
         *(Route(path, Inference(context, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(context, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
         Route(CANCEL_RESPONSE, Inference(context, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),

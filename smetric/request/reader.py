@@ -16,11 +16,12 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from smetric.errors import RequestError
+from smetric.errors import UNREADABLE, RequestError
 from smetric.request.conversation import LEAST_BYTES, Excerpt, MemoMismatch, excerpt, is_null, render, text_of
+from smetric.request.form import form_type, read_form
 from smetric.request.memo import MOST_ENDS, MemoEntry, PrefixMemo, ScreenedBody, encoding_problem, screen
 from smetric.request.prompt import Prompt, hash_of
-from smetric.request.request import Api, InferenceRequest, TokenRatio
+from smetric.request.request import Api, FieldGivenTwice, InferenceRequest, TokenRatio
 
 #: Most members at the top level of a body, and bytes of their names. The widest API has about a hundred members of some
 #: fifteen bytes each.
@@ -60,6 +61,9 @@ _TEMPLATE_FIELDS = frozenset(
 )
 #: Fields that engines set for each other; with `bootstrap_…`.
 _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+#: Objects that engines merge into these, at the top level or within each other.
+_MERGED = ("vllm_xargs", "sampling_params", "extra_args")
+_INTERNAL_PLACES = frozenset({*_INTERNAL_FIELDS, *_MERGED})
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
 _QUOTE = ord('"')
 _OPEN = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
@@ -78,6 +82,7 @@ class _Ids(msgspec.Struct, array_like=True):
 
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
+_SCALARS = msgspec.json.Decoder(dict[str, str | bool | int | float])
 _NUMBER = msgspec.json.Decoder(float, strict=False)
 _STRING = msgspec.json.Decoder(str)
 _STRING_OR_NULL = msgspec.json.Decoder(str | None)
@@ -128,17 +133,15 @@ def parse(
         settings: the settings.
 
     Raises:
-        RequestError: the body is no JSON object, or a field that routing needs has a type no engine takes. Bodies of
-            `Api.OTHER` need not be JSON.
+        RequestError: the body is no JSON object or gives a field twice, or a field that routing needs has a type no
+            engine takes. A body of `Api.OTHER` may be a form, and is left unread if it is neither.
     """
     request = InferenceRequest(api=api, body=body)
     turn = _read_headers(request, headers, settings)
-    try:
-        screened = screen(body)
-    except RequestError:
-        if api is Api.OTHER:
-            return request
-        raise
+    if api is Api.OTHER:
+        _read_other(request, body, headers)
+        return request
+    screened = screen(body)
     entry = memo.find(screened) if len(body) >= memo.least_bytes and api in _CONVERSATIONS else None
     if entry is not None:
         try:
@@ -152,6 +155,30 @@ def parse(
     except RecursionError:  # parts of a body are decoded deeper in the stack than the whole
         raise RequestError(TOO_DEEP) from None
     return request
+
+
+def _read_other(request: InferenceRequest, body: bytes, headers: Collection[tuple[bytes, bytes]]) -> None:
+    """Fill `model` and `stream` of a request that engines of several kinds take, or `unread`."""
+    try:
+        if (content_type := form_type(headers)) is not None:
+            read_form(request, content_type, body)
+            return
+        found = members(screen(body).body)
+    except FieldGivenTwice:
+        raise
+    except RequestError as error:
+        error.__traceback__ = None  # its frames refer to the body
+        request.unread = error
+        return
+    _read_common(request, found)
+
+
+def _read_common(request: InferenceRequest, found: dict[str, Raw]) -> None:
+    """Fill the fields that all APIs have in common; refuse those that no client may set."""
+    if not _INTERNAL_PLACES.isdisjoint(found) or "bootstrap_" in "".join(found):  # rare
+        _refuse_internal_fields(found)
+    request.model = _string(found, "model")
+    request.stream = bytes(found.get("stream", b"")) in _TRUE
 
 
 def _read_headers(
@@ -207,20 +234,12 @@ def _read_body(
     try:
         found = members(text if brief is None else brief.body)
     except RequestError:
-        if api is Api.OTHER:
-            return
         if brief is None:
             raise
         brief, found = None, members(text)
     if brief is not None:
         text = brief.body
-    names = "".join(found)
-    if "_transfer_params" in names or "bootstrap_" in names:  # rare, so the names are looked at only then
-        _refuse_internal_fields(found)
-    request.model = _string(found, "model")
-    request.stream = bytes(found.get("stream", b"")) in _TRUE
-    if api is Api.OTHER:
-        return
+    _read_common(request, found)
     if "priority" in found and not is_null(found["priority"]):
         request.priority = -_number("priority", found["priority"])
     copies = _number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1.0
@@ -257,14 +276,39 @@ def _read_body(
             request.turn = request.est_hit = None
 
 
-def _refuse_internal_fields(found: dict[str, Raw]) -> None:
+def _refuse_internal_fields(found: Mapping[str, Raw]) -> None:
+    """Refuse fields that engines set for each other, also where an engine merges them from; LMCache's own pass."""
     for name, value in found.items():
-        if (name in _INTERNAL_FIELDS or name.startswith("bootstrap_")) and not is_null(value):
+        if name in _MERGED:
+            _refuse_internal_fields(_object(value))
+        elif (
+            (name in _INTERNAL_FIELDS or name.startswith("bootstrap_"))
+            and not is_null(value)
+            and not (name == "kv_transfer_params" and _is_for_lmcache(value))
+        ):
             raise RequestError(
                 "`kv_transfer_params`, `ec_transfer_params` and `bootstrap_…` are set between engines, never by "
-                "clients; send the request without them",
+                "clients, except for the `lmcache.tag.…` and `lmcache.skip_save` of LMCache; send the request without "
+                "them",
                 param=name if name in _INTERNAL_FIELDS else None,
             )
+
+
+def _object(value: Raw) -> Mapping[str, Raw]:
+    """Return the members of an object; none for other values, which engines refuse."""
+    try:
+        return _MEMBERS.decode(value)
+    except UNREADABLE:
+        return {}
+
+
+def _is_for_lmcache(value: Raw) -> bool:
+    """Return whether all members are settings that LMCache takes from clients, with a text or a number each."""
+    try:
+        names = _SCALARS.decode(value)
+    except UNREADABLE:
+        return False
+    return all(name == "lmcache.skip_save" or name.startswith("lmcache.tag.") for name in names)
 
 
 def _conversation_prompt(
@@ -460,22 +504,22 @@ def spans(body: bytes, found: Mapping[str, Raw]) -> Iterator[tuple[str, int, int
     while len(seen) < len(found):
         key = _KEY.match(body, at)
         if key is None:
-            raise RequestError(_TWICE)
+            raise FieldGivenTwice(_TWICE)
         text = key[1]
         name = msgspec.json.decode(b'"%b"' % text, type=str) if b"\\" in text else text.decode()
         value = found.get(name)
         if value is None or name in seen:
-            raise RequestError(_TWICE)
+            raise FieldGivenTwice(_TWICE)
         seen.add(name)
         start = key.end()
         end = start + len(value)
         yield name, start, end
         after = _AFTER.match(body, end)
         if after is None:
-            raise RequestError(_TWICE)
+            raise FieldGivenTwice(_TWICE)
         at = after.end()
     if found and at != len(body):
-        raise RequestError(_TWICE)
+        raise FieldGivenTwice(_TWICE)
 
 
 def patch_member(body: bytes, member: str, text: str) -> bytes:
@@ -494,13 +538,14 @@ def patch_member(body: bytes, member: str, text: str) -> bytes:
     return body[: match.end()] + b'"%b":%b%b' % (member.encode(), value, comma) + body[match.end() :]
 
 
-def patch_model(body: bytes, model: str) -> bytes:
-    """Return *body* with its top-level `model` replaced by *model*; all other bytes stay.
+def patch_model(body: bytes, model: str, span: slice | None = None) -> bytes:
+    """Return *body* with its `model` replaced by *model*; all other bytes stay.
 
-    Raises:
-        ValueError: there is no top-level `model`.
+    Args:
+        body: a JSON object with a top-level `model`, or a form.
+        model: the new name.
+        span: the place of the old one in a form.
     """
-    for name, start, end in spans(body, _MEMBERS.decode(body)):
-        if name == "model":
-            return body[:start] + msgspec.json.encode(model) + body[end:]
-    raise ValueError("the body has no top-level `model` to replace")
+    if span is not None:
+        return body[: span.start] + model.encode() + body[span.stop :]
+    return patch_member(body, "model", model)

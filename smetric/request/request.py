@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from smetric.errors import RequestError
 from smetric.request.prompt import BLOCK_BYTES, NOTHING, BlockKeys, Parts, Prompt, hash_of
 
 #: Bytes per token before any engine reported a count.
@@ -33,7 +34,7 @@ class Api(enum.Enum):
     COMPLETIONS = "completions"
     MESSAGES = "messages"
     RESPONSES = "responses"
-    #: Anything else under /v1 that is passed through.
+    #: Any other body that is passed through.
     OTHER = "other"
 
     __hash__ = object.__hash__  # members are singletons, and the hash of Enum is slow
@@ -51,6 +52,10 @@ class Usage(Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+class FieldGivenTwice(RequestError):
+    """A body gives a field twice, and readers differ in which one counts."""
 
 
 class InferenceRequest(Struct, kw_only=True):
@@ -82,6 +87,10 @@ class InferenceRequest(Struct, kw_only=True):
     #: Number of sequences the engine will run: n × prompts.
     prompts: int = 1
     stream: bool = False
+    #: The place of `model` in a form; None for other bodies.
+    model_span: slice | None = None
+    #: Why the body was not read; None if it was. Only bodies of `Api.OTHER` may be.
+    unread: RequestError | None = None
     #: The prompt as the engine renders it; None without one.
     prompt: Prompt | None = None
     #: A response id or conversation id that ties the request to the engine that holds it.

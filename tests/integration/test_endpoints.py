@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
+from smetric.config.settings import PATHS
 from smetric.http.headers import VIA
 from smetric.proxy import endpoints, forward
-from tests.fakes import DONE, Call, FakeEngine, chunk, delta, one_model, until
-from tests.faults.harness import chat, running
+from tests.fakes import CAPTURES, DONE, Call, FakeEngine, chunk, delta, one_model, until
+from tests.faults.harness import Running, chat, running
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +22,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
-        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/nothing", "/tokenize", "/sleep", "/admin/policy"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/nothing", "/sleep", "/admin/policy"),
+        *("/v1/classify", "/v1/pooling", "/v1/moderations", "/inference/v1/abort_requests"),
         *("/reset_prefix_cache", "/v1/chat/completions/", "/v1/messages/batches", "/v1/files"),
     ],
 )
@@ -26,6 +33,114 @@ async def test_path_outside_the_allow_list_is_404(path: str) -> None:
         assert answer.status == 404
         shape = orjson.loads(answer.body)
         assert shape["error"]["message"] == "this path is not served here"
+        assert router.engines[0].calls == []
+
+
+#: Paths of vLLM that are left out, and why.
+LEFT_OUT = {
+    "answered by the router": {"/health", "/metrics", "/v1/models"},
+    "about one engine": {"/load", "/ping", "/version", "/kv_event_sources"},
+    "changes an engine": {"/scale_elastic_ep", "/is_scaling_elastic_ep", "/inference/v1/abort_requests"},
+    "one of several APIs by its body": {"/invocations"},
+    "between the stages of one engine": {
+        *("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/v1/responses/render"),
+        *("/v1/chat/completions/derender", "/v1/completions/derender"),
+    },
+}
+
+
+def test_served_paths_are_those_of_vllm() -> None:
+    documents = json.loads((CAPTURES / "openapi.json").read_text())
+    listed = {path.replace("{response_id}", "{id}") for document in documents.values() for path in document}
+    served = {*PATHS, *endpoints.COUNTING, endpoints.STORED_RESPONSE, endpoints.CANCEL_RESPONSE}
+    left_out = set[str]().union(*LEFT_OUT.values())
+    assert served - listed == {"/v1/audio/speech"}, "which vLLM-Omni serves"
+    assert listed - served == left_out
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text()
+    assert [path for path in (*PATHS, *endpoints.COUNTING) if f"`{path}`" not in page] == []
+
+
+async def test_each_served_path_reaches_an_engine() -> None:
+    async with running(FakeEngine(), script=lambda call: call.answer(200, b"{}")) as router:
+        for path in (*endpoints.PASSED, *endpoints.COUNTING):
+            body = orjson.dumps({"model": "tiny", "input": "a", "messages": []})
+            assert (await router.ask("POST", path, body)).status == 200, path
+        assert [call.target.decode() for call in router.engines[0].calls] == [*endpoints.PASSED, *endpoints.COUNTING]
+
+
+def upload(model: bytes, first: bool = True) -> bytes:
+    """A form with a file and a model."""
+    named = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n' % model
+    file = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\0\r\n'
+    return (named + file if first else file + named) + b"--x--\r\n"
+
+
+FORM = [("Content-Type", "multipart/form-data; boundary=x")]
+
+
+@asynccontextmanager
+async def two_models(**more: Any) -> AsyncIterator[Running]:
+    """A router of an engine of `tiny` and one of `whisper`, whose lists it knows."""
+    other = FakeEngine(lambda call: call.answer(200, b"{}"))
+    other.models = lambda call: call.answer(200, b'{"data":[{"id":"whisper"}]}')
+    async with running(FakeEngine(lambda call: call.answer(200, b"{}")), other, **more) as router:
+        await until(lambda: all(router.instance_of(engine).models for engine in router.engines))
+        yield router
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["model first", "file first"])
+async def test_upload_goes_to_the_engine_of_its_model(first: bool) -> None:
+    async with two_models(models={"whisper-1": "whisper"}) as router:
+        for model in (b"whisper", b"whisper-1") * 2:
+            answer = await router.ask("POST", "/v1/audio/transcriptions", upload(model, first), *FORM)
+            assert answer.status == 200
+        assert [call.body for call in router.engines[1].calls] == [upload(b"whisper", first)] * 4
+        answer = await router.ask("POST", "/v1/audio/translations", upload(b"other", first), *FORM)
+        assert (answer.status, answer.values("x-smetric-instance")) == (404, [])
+        assert router.engines[0].calls == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/v1/embeddings", b'{"input":NaN}', []),
+        ("/v1/embeddings", b'\xef\xbb\xbf{"model":"tiny"}', []),
+        ("/v1/embeddings", b"\x1f\x8b\x08", [("Content-Encoding", "gzip")]),
+        ("/v1/embeddings", b'{"input":"a"}', []),
+        ("/v1/score", b'{"model":"tiny","input":[%b"a"]}' % (b'"a",' * 70_000), []),
+        ("/tokenize", b'{"prompt":"a"}', []),
+        ("/v1/chat/completions", b'{"messages":[]}', []),
+        ("/v1/messages/count_tokens", b'{"messages":[]}', []),
+        ("/v1/responses", b'{"input":"a"}', []),
+        ("/v1/audio/transcriptions", upload(b"tiny")[:-6], FORM),
+    ],
+)
+async def test_body_without_a_readable_model_passes_only_if_instances_serve_alike(
+    path: str, body: bytes, headers: list[tuple[str, str]]
+) -> None:
+    async with two_models() as router:
+        assert (await router.ask("POST", path, body, *headers)).status == 400
+        assert [engine.calls for engine in router.engines] == [[], []]
+        router.engines[1].models = one_model
+        for engine in router.engines:
+            router.instance_of(engine).models = frozenset({"tiny"})
+        assert (await router.ask("POST", path, body, *headers)).status == 200
+
+
+async def test_model_may_be_missing_if_instances_differ_in_adapters_only() -> None:
+    async with two_models() as router:
+        for engine, names in zip(router.engines, ({"tiny"}, {"tiny", "lora"}), strict=True):
+            instance = router.instance_of(engine)
+            instance.models, instance.adapters = frozenset(names), frozenset(names - {"tiny"})
+        assert (await router.ask("POST", "/v1/embeddings", b'{"input":"a"}')).status == 200
+        assert (await router.ask("POST", "/v1/embeddings", b'{"input":NaN}')).status == 400
+
+
+@pytest.mark.parametrize("path", sorted(endpoints.GENERATING))
+async def test_body_that_could_hide_engine_only_fields_is_always_read(path: str) -> None:
+    async with running(FakeEngine()) as router:
+        body = b'{"model":"tiny","x":NaN,"kv_transfer_params":{"do_remote_prefill":true}}'
+        assert (await router.ask("POST", path, body)).status == 400
         assert router.engines[0].calls == []
 
 
@@ -126,6 +241,7 @@ async def test_engine_only_fields_are_refused() -> None:
         for field in ("kv_transfer_params", "ec_transfer_params", "bootstrap_host"):
             assert (await router.chat(**{field: {"a": 1}})).status == 400
         assert router.engines[0].calls == []
+        assert (await router.chat(kv_transfer_params={"lmcache.tag.user": "a"})).status == 200
 
 
 async def test_fault_before_an_answer_is_500_and_leaves_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from smetric.request.reader import (
     patch_model,
     spans,
 )
-from smetric.request.request import Api, InferenceRequest, TokenRatio
+from smetric.request.request import Api, FieldGivenTwice, InferenceRequest, TokenRatio
 
 CAPTURES = Path(__file__).parents[1] / "data" / "requests"
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -286,7 +286,32 @@ def test_parse_refuses_internal_fields(name: str) -> None:
     for api in Api:
         with pytest.raises(RequestError, match="never by clients"):
             read(api, CHAT | {"input": "x", "prompt": "x", name: {"do_remote_prefill": True}})
+        for place in ({"vllm_xargs": {name: "x"}}, {"sampling_params": {"extra_args": {name: {"a": 1}}}}):
+            with pytest.raises(RequestError, match="never by clients"):
+                read(api, CHAT | {"input": "x", "prompt": "x"} | place)
     assert chat(**{name: None}).model == "m"
+    assert chat(vllm_xargs={"other": 1}, sampling_params=[1]).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("params", "passes"),
+    [
+        ({}, True),
+        ({"lmcache.tag.user": "a", "lmcache.skip_save": True}, True),
+        ({"lmcache.tag.user": "a", "do_remote_prefill": True}, False),
+        ({"lmcache.tag.user": {"a": 1}}, False),
+        ({"lmcache.other": 1}, False),
+        ("lmcache.tag.user", False),
+    ],
+)
+def test_parse_passes_settings_of_lmcache_for_clients(params: Any, passes: bool) -> None:
+    for api in Api:
+        body = CHAT | {"input": "x", "prompt": "x", "kv_transfer_params": params}
+        if passes:
+            assert read(api, body).model == "m"
+        else:
+            with pytest.raises(RequestError, match="never by clients"):
+                read(api, body)
 
 
 @pytest.mark.parametrize(
@@ -352,10 +377,32 @@ def test_parse_takes_little_memory_for_thousands_of_images() -> None:
     assert held < 64 * len(body)
 
 
-def test_parse_accepts_other_apis_without_json() -> None:
-    assert read(Api.OTHER, b"--boundary\r\n\xff").model == ""
-    assert read(Api.OTHER, b"").model == ""
-    assert read(Api.OTHER, {"model": "m", "input": ["x"], "stream": True}).model == "m"
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"--boundary\r\n\xff",
+        b"",
+        b'{"a":NaN}',
+        b'\xef\xbb\xbf{"model":"m"}',
+        b"\x1f\x8b\x08",
+        '{"model":"m"}'.encode("utf-16"),
+    ],
+)
+def test_parse_leaves_bodies_of_other_apis_unread(body: bytes) -> None:
+    request = read(Api.OTHER, body)
+    assert request.model == ""
+    assert request.unread is not None
+
+
+def test_parse_reads_model_and_stream_of_other_apis() -> None:
+    request = read(Api.OTHER, {"model": "m", "input": ["x"], "stream": True})
+    assert (request.model, request.stream, request.unread) == ("m", True, None)
+
+
+@pytest.mark.parametrize("api", Api)
+def test_parse_refuses_field_given_twice_in_every_api(api: Api) -> None:
+    with pytest.raises(FieldGivenTwice):
+        read(api, b'{"model":"a","messages":[],"input":"x","prompt":"x","model":"b"}')
 
 
 @pytest.mark.slow
@@ -422,11 +469,6 @@ def test_patch_model_changes_only_the_model(top: dict[str, Any], old: str, new: 
 def test_patch_model_keeps_spacing_order_and_unknown_fields() -> None:
     body = b' { "x" : [1 , 2],\n"model"\t:  "alias" , "y":{"model":"alias"} } \n'
     assert patch_model(body, 'a"b') == b' { "x" : [1 , 2],\n"model"\t:  "a\\"b" , "y":{"model":"alias"} } \n'
-
-
-def test_patch_model_refuses_body_without_model() -> None:
-    with pytest.raises(ValueError, match="no top-level `model`"):
-        patch_model(b'{"messages":[{"model":"x"}]}', "y")
 
 
 @pytest.mark.parametrize(
