@@ -23,6 +23,10 @@ from smetric.errors import ConfigError, did_you_mean
 COMMANDS = {
     "serve": ("serve", "Route requests to vLLM instances."),
     "demo": ("lab", "Play recorded agent sessions on emulated instances."),
+    "init": ("configure", "Write a commented configuration, and a policy with its tests."),
+    "status": ("watch", "Show a running router: its policies, its traffic and its instances."),
+    "decisions": ("watch", "List the last decisions of a running router."),
+    "policies": ("watch", "List the policies of a running router, or the shipped ones."),
     "check": ("policy", "Check policy files."),
     "test": ("policy", "Run the tests of policy files."),
     "fmt": ("policy", "Format policy files."),

@@ -13,6 +13,7 @@ import click
 
 from smetric.cli.options import settings_options, settings_table
 from smetric.config import load
+from smetric.errors import ConfigError
 
 #: A key that YAML reads as itself without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
@@ -93,3 +94,102 @@ def _rows(value: Any, path: tuple[str | int, ...], indent: str) -> Iterator[tupl
 def _flow(value: Any) -> str:
     """Return a value in one line; a dollar sign is doubled, as a configuration file has it."""
     return json.dumps(value, ensure_ascii=False).replace("$", "$$")
+
+
+@click.command()
+@click.argument("folder", metavar="[FOLDER]", type=click.Path(path_type=Path, file_okay=False), default=Path())
+@click.option("--instance", "instances", metavar="URL", multiple=True, help="An instance; repeat it for more.")
+def init(folder: Path, instances: tuple[str, ...]) -> None:
+    """Write a commented smetric.yaml, and a policy with its tests, into FOLDER; by default into this one.
+
+    Existing files stay as they are: then nothing is written, and the exit code is 2.
+
+    \b
+    smetric init
+    smetric init router --instance http://10.0.0.7:8000 --instance http://10.0.0.8:8000
+    """
+    urls = instances or ("http://127.0.0.1:9101", "http://127.0.0.1:9102")
+    settings = _SETTINGS.format(instances="\n".join(f"  - {url}" for url in urls))
+    files = {folder / "smetric.yaml": settings, folder / "mine.policy": _POLICY}
+    load.from_table(load.stack(None, {}, [load.Flagged("--instance", "instances", urls)]))
+    for path in files:
+        if path.exists():
+            raise ConfigError(f"{path}: exists already; name another folder, or move it away")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    yaml, policy = map(str, files)
+    click.echo(f"wrote {yaml} and {policy}\n\nsmetric test {policy}")
+    if not instances:
+        click.echo("smetric emulate --instances 2 --port 9101     # in a terminal of its own, unless you have engines")
+    click.echo(f"smetric config check {yaml}\nsmetric serve --config {yaml}")
+
+
+_SETTINGS = """\
+# Settings of the router. All that can be set: docs/reference/configuration.md, or `smetric config show`.
+# `smetric config check` of this file finds mistakes in it and in its policies, each with its line.
+
+# Your vLLM servers, by their base URLs.
+instances:
+{instances}
+
+# The policy that picks the instance of each request. It is read again whenever it changes.
+# `smetric policies --shipped` lists others, such as smetric, lmetric or load_only.
+policy: ./mine.policy
+# params: {{OVERLOAD: 1.5}}     # values of its parameters
+
+# Where clients connect, and where operators do. Beyond this machine the admin port needs a token.
+# listen: {{host: 0.0.0.0, port: 8080}}
+# admin: {{host: 127.0.0.1, port: 9464, token_file: admin.token}}
+
+# Other names for a model: what clients send, and what is sent on.
+# models: {{gpt-4o: my-model}}
+
+# A policy that is evaluated beside this one and never followed; `smetric status` shows how often they agree.
+# shadow: [load_only]
+
+# A line for each decision, for `smetric replay` and `smetric explain --record`.
+# record: decisions.jsonl
+"""
+_POLICY = """\
+## Send later requests of a session back to the instance that has its cache, unless
+## that is much busier than the others. Balance everything else.
+policy mine
+
+## Stay while the load of the warm instance is at most this many times the mean.
+param OVERLOAD = 2.0 in 1.0..
+## Stay also while it has at most this many requests, however idle the others are.
+param FLOOR    = 2 requests in 0..
+
+let warm = argmax(hit_len, then: requests)  # where most of the prompt is cached
+
+def has_room(s) = requests[s] <= greatest(OVERLOAD * mean(requests), FLOOR)
+
+route warm  when req.turn != 0 and has_room(warm)  as stick
+route argmin(requests)                             as balance
+
+test "the first request of a session is balanced"
+  given turn = 0
+  instance | hit_len | requests
+  a        |     600 |        5
+  b        |       0 |        2
+  expect b as balance
+
+test "a later request returns to its cache"
+  given turn = 3
+  instance | hit_len | requests
+  a        |     880 |        3
+  b        |       0 |        2
+  expect a as stick
+
+test "a busy instance sheds a session"
+  given turn = 3
+  instance | hit_len | requests
+  a        |     880 |       20
+  b        |       0 |        3
+  c        |       0 |        4
+  expect b as balance failing has_room
+"""

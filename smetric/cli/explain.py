@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from smetric.cli.operate import admin_option, ask, strange
-from smetric.cli.options import param_values, set_option
+from smetric.cli.admin import admin_option, ask, strange
+from smetric.cli.options import painted, param_values, policy_names, set_option
 from smetric.cli.policy import policy_named
 from smetric.errors import ConfigError, did_you_mean
 from smetric.features import VOCABULARY
@@ -40,10 +40,11 @@ _IS = {
 
 
 @click.command()
-@click.argument("policy", metavar="[NAME|FILE]", required=False)
+@click.argument("policy", metavar="[NAME|FILE]", required=False, shell_complete=policy_names)
 @click.option("--snapshot", metavar="FILE|-", help="JSON with `instances`, and optional `request`, `cursors`, `seed`.")
 @set_option
 @click.option("--decision", metavar="ID", help="A decision of a running router or of a record: x-smetric-decision-id.")
+@click.option("--last", is_flag=True, help="The newest decision of a running router.")
 @click.option("--record", "records", metavar="FILE", multiple=True, help="Look for it there; repeat it for more files.")
 @admin_option
 def explain(
@@ -51,6 +52,7 @@ def explain(
     snapshot: str | None,
     params: tuple[str, ...],
     decision: str | None,
+    last: bool,
     records: tuple[str, ...],
     admin: str,
 ) -> None:
@@ -58,19 +60,24 @@ def explain(
 
     \b
     smetric explain smetric --snapshot three-instances.json --set OVERLOAD=1.5
+    smetric explain --last
     smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
     smetric explain bailian --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --admin http://10.0.0.5:9464
     smetric explain --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --set OVERLOAD=1.5
     """
-    if decision is not None and snapshot is None:
+    if last and decision is snapshot is None and not records:
+        click.echo(painted(_explain_made(_newest(admin), (), admin, policy, params)))
+    elif decision is not None and snapshot is None and not last:
         if not _ID.match(decision):
             raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
-        click.echo(_explain_made(decision, records, admin, policy, params))
-    elif policy is not None and snapshot is not None and decision is None and not records:
+        click.echo(painted(_explain_made(decision, records, admin, policy, params)))
+    elif policy is not None and snapshot is not None and decision is None and not records and not last:
         source, situation = policy_named(policy), _read_snapshot(snapshot)
-        click.echo(_explain(situation.decide(source.load(param_values(params)), VOCABULARY)))
+        click.echo(painted(_explain(situation.decide(source.load(param_values(params)), VOCABULARY))))
     else:
-        raise click.UsageError("give a policy and --snapshot FILE, or --decision ID, perhaps with --record FILE")
+        raise click.UsageError(
+            "give a policy and --snapshot FILE, or --decision ID, perhaps with --record FILE, or --last"
+        )
 
 
 def _explain(decision: Decision) -> str:
@@ -106,6 +113,18 @@ def _explain_made(
     if isinstance(decided, NotRecorded):
         raise click.ClickException(f"decision {decision}: {decided}, so {policy.name} cannot decide it")
     return f"{_explain(decided)}\n{ended}" if is_recorded else _explain(decided)
+
+
+def _newest(admin: str) -> str:
+    """Return the id of the newest decision of the router at *admin*."""
+    status, document = ask(admin, "GET", "/admin/decisions?limit=1")
+    try:
+        rows = document["decisions"]
+        if not rows:
+            raise click.ClickException(f"{admin} has decided nothing yet")
+        return str(rows[0]["id"])
+    except (KeyError, TypeError) as error:
+        raise strange(admin, status) from error
 
 
 def _kept_by(admin: str, decision: str) -> Recorded:

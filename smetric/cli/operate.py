@@ -1,125 +1,35 @@
-"""Commands that operate a running router, and the client of its admin port."""
+"""Commands that operate a running router."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import json
-import os
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, quote, urlsplit
 
 import click
 
-from smetric.cli.options import Percent, format_option, param_values, set_option, settings_options, settings_table
+from smetric.cli.admin import admin_option, ask, instance_names, route_names, segment, strange
+from smetric.cli.options import (
+    Percent,
+    format_option,
+    param_values,
+    policy_names,
+    set_option,
+    settings_options,
+    settings_table,
+)
 from smetric.cli.policy import PolicySource, policy_named
 from smetric.config import load
-from smetric.config.credential import credential
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError, PolicyText
 from smetric.policy import load as load_policy
 
-#: Exit code for a router that does not answer.
-UNREACHABLE = 3
-
-_MOST_BYTES = 4 << 20
-_TIMEOUT_S = 5.0
 #: Timeout of a trial, seconds; the router itself stops after five.
 _TRY_TIMEOUT_S = 30.0
-
-admin_option = click.option(
-    "--admin", metavar="URL", default="http://127.0.0.1:9464", show_default=True, help="That router's admin URL."
-)
-
-
-class RouterUnreachable(click.ClickException):
-    """No router answers, or another server does."""
-
-    exit_code = UNREACHABLE
-
-
-def strange(admin: str, status: int) -> RouterUnreachable:
-    """Return the error for a reply of another server than SMetric."""
-    return RouterUnreachable(f"{admin} answers {status}, but not as SMetric does; is --admin right?")
-
-
-def ask(
-    admin: str, method: str, path: str, document: Any = None, *, timeout_s: float = _TIMEOUT_S
-) -> tuple[int, dict[str, Any]]:
-    """Return status and JSON of the reply of the router at *admin*; other statuses than 200 have an `error`.
-
-    No proxy is used, and no redirect is followed.
-
-    Args:
-        admin: its URL.
-        method: GET or POST.
-        path: path of the request.
-        document: JSON to send; None for nothing.
-        timeout_s: timeout in seconds.
-
-    Raises:
-        click.BadParameter: *admin* is not a URL.
-        ConfigError: the environment holds an invalid token.
-        RouterUnreachable: it does not answer, or not as SMetric does.
-    """
-    parts = _parts(admin)
-    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    headers = _authorization()
-    if document is not None:
-        headers["Content-Type"] = "application/json"
-    body = json.dumps(document).encode() if document is not None else None
-    try:
-        with contextlib.closing(connect(parts.netloc, timeout=timeout_s)) as connection:
-            connection.request(method, parts.path.rstrip("/") + path, body, headers)
-            response = connection.getresponse()
-            status, answer = response.status, response.read(_MOST_BYTES)
-    except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last for a host like a..b
-        raise RouterUnreachable(
-            f"{admin} does not answer ({error}); is the router running, is --admin right?"
-        ) from error
-    if status == 401:
-        sent = "wants its token: set" if "Authorization" not in headers else "wants another token than is in"
-        raise RouterUnreachable(f"{admin} {sent} SMETRIC_ADMIN__TOKEN or SMETRIC_ADMIN__TOKEN_FILE")
-    try:
-        said = json.loads(answer)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or (status != 200 and not isinstance(said.get("error"), str)):
-        raise strange(admin, status)
-    return status, said
-
-
-def _parts(admin: str) -> SplitResult:
-    rule = "expected a URL such as http://127.0.0.1:9464"
-    if "@" in admin:  # a password may stand before it
-        raise click.BadParameter(f"{rule}, and no user or password in it", param_hint="--admin")
-    try:
-        parts = urlsplit(admin)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url or not re.fullmatch(r"[\x21-\x7e]+", admin) or parts.query or parts.fragment:
-        raise click.BadParameter(f'{rule}, got "{admin}"', param_hint="--admin")
-    return parts
-
-
-def _authorization() -> dict[str, str]:
-    """Return a header with the admin token from the variables that the router itself reads."""
-    names = ("SMETRIC_ADMIN__TOKEN", "SMETRIC_ADMIN__TOKEN_FILE")
-    environ = {name: os.environ[name] for name in names if name in os.environ}
-    admin = load.from_table(load.stack(None, environ, ())).admin
-    token = credential("SMETRIC_ADMIN__TOKEN_FILE", admin.token, admin.token_file)
-    return {"Authorization": f"Bearer {token.text}"} if token is not None else {}
-
-
-def _segment(text: str) -> str:
-    """Return *text* from the command line as a segment of a path, also if it is not Unicode."""
-    return quote(os.fsencode(text), safe="")
 
 
 def _change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:
@@ -129,7 +39,7 @@ def _change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:
         click.ClickException: the router does not know the instance, or refuses.
         RouterUnreachable: it does not answer, or not as SMetric does.
     """
-    status, answer = ask(admin, "POST", f"/admin/instances/{_segment(instance)}/{verb}")
+    status, answer = ask(admin, "POST", f"/admin/instances/{segment(instance)}/{verb}")
     if status != 200:
         raise click.ClickException(f"{instance}: {answer['error']}")
     if not answer.keys() >= {"state", "requests", "others", "kept", "not_kept_because"}:
@@ -140,7 +50,7 @@ def _change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("instance", metavar="INSTANCE")
+@click.argument("instance", metavar="INSTANCE", shell_complete=instance_names)
 @admin_option
 def drain(instance: str, admin: str) -> None:
     """Stop a running router from sending new requests to INSTANCE; requests under way end in their own time.
@@ -156,7 +66,7 @@ def drain(instance: str, admin: str) -> None:
 
 
 @click.command()
-@click.argument("instance", metavar="INSTANCE")
+@click.argument("instance", metavar="INSTANCE", shell_complete=instance_names)
 @admin_option
 def undrain(instance: str, admin: str) -> None:
     """Let a running router send INSTANCE requests again, slowly at first.
@@ -169,7 +79,7 @@ def undrain(instance: str, admin: str) -> None:
 
 
 @click.command()
-@click.argument("name", metavar="[NAME]", default="default")
+@click.argument("name", metavar="[NAME]", default="default", shell_complete=route_names)
 @click.option("--to", "generation", metavar="N", type=click.IntRange(1), help="This generation, not the one before.")
 @admin_option
 def rollback(name: str, generation: int | None, admin: str) -> None:
@@ -183,7 +93,7 @@ def rollback(name: str, generation: int | None, admin: str) -> None:
     smetric rollback coder --to 3 --admin http://10.0.0.5:9464
     """
     document = {} if generation is None else {"generation": generation}
-    status, answer = ask(admin, "POST", f"/admin/policies/{_segment(name)}/rollback", document)
+    status, answer = ask(admin, "POST", f"/admin/policies/{segment(name)}/rollback", document)
     if status != 200:
         raise click.ClickException(answer["error"])
     try:
@@ -197,8 +107,16 @@ def rollback(name: str, generation: int | None, admin: str) -> None:
 
 
 @click.command("try")
-@click.argument("policy", metavar="NAME|FILE|-")
-@click.option("--of", "name", metavar="NAME", default="default", show_default=True, help="The route to try it on.")
+@click.argument("policy", metavar="NAME|FILE|-", shell_complete=policy_names)
+@click.option(
+    "--of",
+    "name",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    shell_complete=route_names,
+    help="The route to try it on.",
+)
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), default=1000, show_default=True, help="Decisions.")
 @click.option("--fail-under", metavar="PERCENT", type=Percent(), help="End with 1 if they agree on less.")
 @set_option
@@ -223,7 +141,7 @@ def try_(
     document: dict[str, Any] = {"policy": source.text, "last": last, "libraries": _libraries(source)}
     if params:
         document["params"] = param_values(params)
-    status, answer = ask(admin, "POST", f"/admin/policies/{_segment(name)}/try", document, timeout_s=_TRY_TIMEOUT_S)
+    status, answer = ask(admin, "POST", f"/admin/policies/{segment(name)}/try", document, timeout_s=_TRY_TIMEOUT_S)
     if status == 422:
         raise click.ClickException(f"{source.path} does not check\n\n{answer['error']}")
     if status != 200:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from smetric.config import Flagged
 from smetric.config.load import RawTable, from_table, stack
+from smetric.files import shipped_policies
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +62,7 @@ def settings_options(command: F) -> F:
         click.option("--port", metavar="PORT", help="Port for clients."),
         click.option("--host", metavar="ADDRESS", help="Address to listen on for clients."),
         click.option("--instance", metavar="URL", multiple=True, help="An instance; repeat it for more."),
-        click.option("--policy", metavar="NAME|FILE", help="A shipped policy, or a policy file."),
+        click.option("--policy", metavar="NAME|FILE", shell_complete=policy_names, help="A shipped policy, or a file."),
         click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A YAML file of settings."),
     ):
         command = option(command)
@@ -79,6 +82,32 @@ def settings_table(config: Path | None, params: tuple[str, ...], **options: str 
 def param_values(params: tuple[str, ...]) -> Mapping[str, float | str | bool]:
     """Return values of a policy's parameters from options such as `--set OVERLOAD=3`."""
     return from_table(stack(None, {}, _param_flags(params))).params
+
+
+def policy_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a shipped policy, or a file."""
+    names = [CompletionItem(name) for name in shipped_policies() if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
+#: Styles of reports on a terminal: of a severity at the start of a line, a caret, a help, and signs.
+_STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
+    (re.compile(r"^(error|FAILED|fail)(?=[: ])", re.M), {"fg": "red", "bold": True}),
+    (re.compile(r"^warning(?=:)", re.M), {"fg": "yellow", "bold": True}),
+    (re.compile(r"(?<=\| )\s*\^+$|✗", re.M), {"fg": "red"}),
+    (re.compile(r"^passed(?= )|✓", re.M), {"fg": "green"}),
+    (re.compile(r"[→←]"), {"fg": "green", "bold": True}),
+    (re.compile(r"= help(?=:)"), {"fg": "cyan"}),
+)
+
+
+def painted(text: str) -> str:
+    """Return a report with colours; `click.echo` removes them where the output is not a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return text
+    for pattern, style in _STYLES:
+        text = pattern.sub(lambda match, style=style: click.style(match[0], **style), text)  # type: ignore[misc]
+    return text
 
 
 def _param_flags(params: tuple[str, ...]) -> list[Flagged]:

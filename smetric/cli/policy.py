@@ -10,7 +10,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Container, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from smetric.cli.options import Percent, format_option
+from smetric.cli.options import Percent, format_option, painted, policy_names
 from smetric.cli.policy_report import FORMATS, Examined, write_junit
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
@@ -35,7 +36,7 @@ from smetric.policy.testing import Coverage, TestResult, suite_of
 from smetric.policy.types import did_you_mean
 from smetric.routing.policy_files import decoded, further_tests, libraries_beside, policy_of
 from smetric.tools.bench import REQUESTS, ROUNDS, SIZES, Figure, figures
-from smetric.tools.prove import PROPERTIES, UnknownProperty, counterexample, promised
+from smetric.tools.prove import PROPERTIES, Counterexample, Property, UnknownProperty, counterexample, promised
 from smetric.tools.reference import REFERENCE_FORMATS
 
 _NONE: Mapping[str, float | str | bool] = {}
@@ -163,7 +164,7 @@ def _policies_below(folder: str) -> list[Path]:
 
 
 @click.command()
-@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
+@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1, shell_complete=policy_names)
 @click.option("-v", "--verbose", is_flag=True, help="List what each policy reads, and when it looks things up.")
 @format_option(FORMATS, help="json: one document. github: annotations of a workflow run.")
 @click.option(
@@ -185,6 +186,7 @@ def _policies_below(folder: str) -> list[Path]:
     type=click.Path(path_type=Path),
     help="A router's settings: warn of look-ups that none of its sources fills, and refuse what fits no instance.",
 )
+@click.option("--watch", is_flag=True, help="Check again whenever one of the files changes, until Ctrl-C.")
 def check(
     policies: tuple[str, ...],
     verbose: bool,
@@ -192,6 +194,7 @@ def check(
     prove: bool,
     properties: tuple[str, ...],
     config: Path | None,
+    watch: bool,
 ) -> None:
     """Check policies and libraries; all shipped policies when none is named.
 
@@ -208,10 +211,19 @@ def check(
 
         settings = load_settings(config, os.environ)
         filled, labels = filled_by(settings), labels_of(settings)
-    examined = [_examined(source, filled, labels) for source in _policies_named(policies)]
-    if prove or properties:
-        examined = [_proven(each, properties) for each in examined]
-    FORMATS[form](examined, verbose)
+
+    def once() -> Sequence[Examined]:
+        examined = [_examined(source, filled, labels) for source in _policies_named(policies)]
+        if prove or properties:
+            examined = _proven(examined, properties)
+        FORMATS[form](examined, verbose)
+        return examined
+
+    examined = once()
+    if watch:
+        if "-" in policies:
+            raise click.UsageError("--watch needs files, and - is standard input")
+        _watch([Path(each.path) for each in examined], once)
     raise SystemExit(max((each.exit_code for each in examined), default=0))
 
 
@@ -232,21 +244,43 @@ def _examined(source: PolicySource, filled: Container[str] | None, labels: Label
     return Examined(source.path, file.text, found, policy)
 
 
-def _proven(each: Examined, properties: Collection[str]) -> Examined:
-    """Return *each* with a counterexample for every promise that was found broken."""
-    if each.policy is None:
-        return each
+def _watch(files: Sequence[Path], once: Callable[[], Sequence[Examined]]) -> None:
+    """Call *once* after each change in the folders of *files*, and print how many of them it found fine."""
+    import watchfiles  # only this needs it
+
+    folders = {file.absolute().parent for file in files}
+    click.echo(f"watching {', '.join(map(str, sorted(folders)))}; Ctrl-C ends it", err=True)
+    for _ in watchfiles.watch(*folders, recursive=False, watch_filter=lambda _, name: name.endswith(".policy")):
+        examined = once()
+        fine = sum(not each.errors for each in examined)
+        click.echo(f"{time.strftime('%H:%M:%S')} {fine} of {len(examined)} fine", err=True)
+
+
+def _proven(examined: Sequence[Examined], properties: Collection[str]) -> list[Examined]:
+    """Return *examined* with a counterexample for every promise that was found broken; show the progress."""
+    promises = {each.path: _promises(each, properties) for each in examined}
+    searched: dict[str, list[tuple[str, Counterexample | None]]] = {path: [] for path in promises}
+    with click.progressbar(
+        length=sum(map(len, promises.values())), label="searching", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+        for each in examined:
+            for promise in promises[each.path]:
+                assert each.policy is not None
+                searched[each.path].append((promise.name, counterexample(each.policy, VOCABULARY, promise)))
+                bar.update(1)
+    return [replace(each, promises=searched[each.path]) for each in examined]
+
+
+def _promises(each: Examined, properties: Collection[str]) -> Sequence[Property]:
     try:
-        promises = promised(each.policy, VOCABULARY, properties)
+        return () if each.policy is None else promised(each.policy, VOCABULARY, properties)
     except UnknownProperty as error:
         meant = did_you_mean(str(error), PROPERTIES) or f"there are {', '.join(PROPERTIES)}"
         raise ConfigError(f"{each.path}: it holds `{error}`: no such property; {meant}") from error
-    searched = [(promise.name, counterexample(each.policy, VOCABULARY, promise)) for promise in promises]
-    return replace(each, promises=searched)
 
 
 @click.command()
-@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
+@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1, shell_complete=policy_names)
 @click.option("-v", "--verbose", is_flag=True, help="Name the tests that passed, too.")
 @click.option("-k", "only", metavar="TEXT", help="Run the tests whose sentence contains TEXT, in any case.")
 @click.option(
@@ -289,9 +323,9 @@ def test(
             place = f"{result.path}:{result.line} {result.sentence}"
             if not result.passed:
                 account = result.failure.replace("\n", "\n  ")
-                click.echo(f"FAILED {place}\n  {account}\n")
+                click.echo(painted(f"FAILED {place}\n  {account}\n"))
             elif verbose:
-                click.echo(f"passed {place}")
+                click.echo(painted(f"passed {place}"))
         if only is None:
             poor += _report_coverage(source.path, suite.coverage(results), min_coverage)
     passed = sum(result.passed for results in found.values() for result in results)
@@ -388,7 +422,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 @click.command()
-@click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
+@click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1, shell_complete=policy_names)
 @click.option("--calls", type=click.IntRange(ROUNDS, 1_000_000), default=2000, show_default=True, help="Per figure.")
 @format_option(("text", "json"))
 @click.option("--python", is_flag=True, help="Print the Python that decides instead of measuring it.")

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import click
 
+from smetric.cli.options import painted
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import Diagnostic, Policy, Severity
@@ -63,9 +64,9 @@ def _print_text(examined: Sequence[Examined], verbose: bool) -> None:
     """Print findings to standard error, and counterexamples and, if *verbose*, reads to standard output."""
     for each in examined:
         if each.findings:
-            click.echo(f"{report(each.findings, each.text, each.path)}\n", err=True)
+            click.echo(painted(f"{report(each.findings, each.text, each.path)}\n"), err=True)
         for found in each.broken:
-            click.echo(f"{each.path}: {_broken(found)}\n\n{found.as_test()}\n")
+            click.echo(painted(f"{each.path}: {_broken(found)}\n\n{found.as_test()}\n"))
         if verbose and each.policy is not None:
             click.echo(_account(each.policy))
             held = [name for name, found in each.promises if found is None]

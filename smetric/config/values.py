@@ -101,6 +101,8 @@ _METADATA = frozenset(
 #: Ranges whose last 32 bits are an IPv4 address that may receive what is sent there: IPv4-mapped, -translated and
 #: -compatible addresses, and NAT64.
 _EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96")))
+#: Address at which a listener on all addresses is reached.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 #: What other readers of URLs take for an IPv4 address: 127.1, 2130706433, 0x7f.0.0.1, 0177.0.0.1.
 _NUMERIC_HOST = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?\Z", re.IGNORECASE)
 #: A label of a host name has 1 to 63 characters; other names cannot be looked up.
@@ -159,6 +161,12 @@ def host_and_port(url: str) -> str:
     """Return `10.0.0.7:8000` for a `BaseUrl`, with the default port of its scheme if it names none."""
     parts = urlsplit(url)
     return parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
+
+
+def local_url(host: str, port: int) -> str:
+    """Return the URL that reaches a listener on *host* and *port* of this machine."""
+    reached = _LOOPBACK.get(host, host)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
 
 
 def is_address(host: str) -> bool:

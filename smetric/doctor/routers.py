@@ -9,6 +9,7 @@ import socket
 
 import msgspec
 
+from smetric.config.values import local_url
 from smetric.doctor.site import (
     MAX_BYTES,
     Finding,
@@ -22,7 +23,6 @@ from smetric.doctor.site import (
     is_own,
     joined,
     listed,
-    local_url,
     resolve,
     shown,
     warning,

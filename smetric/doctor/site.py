@@ -24,6 +24,7 @@ import orjson
 from smetric.app import Application
 from smetric.config.credential import Credential
 from smetric.config.settings import InstanceSettings, Settings
+from smetric.config.values import local_url
 from smetric.doctor.start import Path, StartProblem, rehearse
 from smetric.errors import UNREADABLE, ConfigError, ConfigErrors
 from smetric.fleet.instance import Instance
@@ -50,8 +51,6 @@ FIRST_SCRAPE_S = 3.0
 CHARACTERS = 6144
 FEW_CHARACTERS = 512
 
-#: Address at which a listener on all addresses is reached.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _ENGINES = re.compile(rb'\nvllm:num_requests_running\{[^\n]*?engine="([^"\n]{1,32})"')
 _PATHS = {Api.CHAT: "/v1/chat/completions", Api.COMPLETIONS: "/v1/completions"}
 
@@ -138,12 +137,6 @@ async def is_own(at: tuple[str, int] | None, host: str, port: int) -> bool:
         return any(is_reached(at[0], own) for own in await addresses.resolve(host, port))
     except OSError:
         return False
-
-
-def local_url(host: str, port: int) -> str:
-    """Return the URL that reaches a listener on *host* and *port* of this machine."""
-    reached = _LOOPBACK.get(host, host)
-    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
 
 
 def reason_of(error: OSError) -> str:

@@ -7,9 +7,11 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import watchfiles
 
 from smetric.files import shipped_policies
 from tests.cli.commands import BAD, GOOD, run
@@ -541,3 +543,23 @@ def test_bench_refuses_what_does_not_check() -> None:
     assert run("bench", "none.policy").exit_code == 2
     assert run("bench", "smetric", "--python", "--format", "json").exit_code == 2
     assert run("bench", "smetric", "--calls", "1").exit_code == 2
+
+
+def test_check_watch_checks_again_after_each_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text(BAD)
+
+    def changes(*folders: Path, **_: object) -> Iterator[None]:
+        assert folders == (tmp_path,)
+        for text in (GOOD, BAD):
+            path.write_text(text)
+            yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watchfiles, "watch", changes)
+    result = run("check", "--watch", str(path))
+    assert result.exit_code == 130
+    assert result.stderr.count("did you mean `route`?") == 2
+    assert " 1 of 1 fine\n" in result.stderr
+    assert " 0 of 1 fine\n" in result.stderr
+    assert run("check", "--watch", "-", stdin=GOOD).exit_code == 2

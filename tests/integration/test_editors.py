@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,3 +186,9 @@ def test_hooks_pass_good_files_and_stop_wrong_ones(tmp_path: Path) -> None:
     assert hook("smetric-test", good, wrong) == 1
     assert hook("smetric-fmt", wrong) == 0  # pre-commit itself stops at a file that a hook has changed
     assert wrong.read_text().startswith("policy w\n\nroute")
+
+
+def test_hooks_page_names_a_revision_that_exists() -> None:
+    (revision,) = re.findall(r"^    rev: (\S+)$", (ROOT / "docs" / "guide" / "editors.md").read_text(), re.M)
+    tags = subprocess.run(["git", "tag"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    assert revision in ("main", *tags)
