@@ -33,6 +33,8 @@ _HASH = ord("#")
 NO_WEBSOCKET = RequestError(
     "WebSockets are not spoken here; send the request by HTTP/1.1", status=426, kind="upgrade_required"
 )
+#: Name of the deadline of a body that is ended as it comes too slowly for its memory.
+TOO_SLOW = "rate"
 #: Connection fields of nearly all clients.
 _USUAL = (None, b"keep-alive", b"close")
 
@@ -67,6 +69,17 @@ def too_large(limits: HttpLimits) -> RequestError:
         status=413,
         kind="request_too_large",
     )
+
+
+def late_body(deadline: str | None, limits: HttpLimits) -> RequestError | None:
+    """Return the 408 for a body that has missed *deadline*, `body` or `TOO_SLOW`; None for another deadline."""
+    if deadline == "body":
+        text = f"the request body did not arrive within {limits.body_timeout_s:g} s (setting limits.body_timeout)"
+    elif deadline == TOO_SLOW:
+        text = "the request body came too slowly while others needed its memory (setting overload.bodies)"
+    else:
+        return None
+    return RequestError(text, status=408, kind="request_timeout")
 
 
 def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> HttpError | None:

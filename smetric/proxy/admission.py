@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,6 +24,8 @@ from smetric.config import Settings
 from smetric.errors import Overloaded
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from smetric.http.limits import TOO_SLOW
+from smetric.http.transaction import Watchdog
 from smetric.proxy.overload import Level, Overload, Thresholds
 from smetric.request.request import InferenceRequest
 from smetric.routing.router import Router, Routing
@@ -42,6 +45,13 @@ HANDOVERS_PER_SLOT = 4
 LEAST_HANDOVERS, MOST_HANDOVERS = 16, 1024
 #: A body counts from the start with its announced length but no more than this, and grows in steps of this size.
 STEP_BYTES = 256 * 1024
+#: One part in so many of the bytes for bodies is kept for bodies of at most one step, unless a single body needs it.
+SMALL_PART = 8
+#: A body that arrives more slowly, in bytes a second, may be ended to make room for others; it is measured over this
+#: many seconds. After a search for one in vain the next is this much later.
+LEAST_RATE = 128 * 1024
+RATE_WINDOW_S = 2.0
+SEARCH_EVERY_S = 0.1
 #: Number of times that rules may hold a request while the waiting room is full, each for longer than the one before.
 MOST_HOLDS = 16
 
@@ -297,6 +307,45 @@ def _put(permit: Permit, line: list[Permit], *, is_in: bool) -> None:
         del line[bisect_left(line, permit.rank, key=_rank_of)]
 
 
+class Upload:
+    """Progress of a body that arrives.
+
+    Args:
+        permit: its request.
+        deadline: deadline of its reading.
+        now: seconds on the clock of admission.
+    """
+
+    def __init__(self, permit: Permit, deadline: Watchdog, now: float) -> None:
+        self.permit = permit
+        self._deadline = deadline
+        self._received = 0
+        self._received_at = now
+        #: When the measurement under way began, and with how many bytes; rate of the last one, bytes a second.
+        self._since = now
+        self._before = 0
+        self._rate = math.inf
+
+    def progress(self, received: int, now: float) -> None:
+        """Note that *received* bytes of it have come."""
+        self._received, self._received_at = received, now
+        if now - self._since >= RATE_WINDOW_S:
+            self._rate = (received - self._before) / (now - self._since)
+            self._since, self._before = now, received
+
+    def rate(self, now: float) -> float:
+        """Return its bytes a second lately; infinite while it has just begun."""
+        if now - self._received_at >= RATE_WINDOW_S:
+            return 0.0
+        seconds = now - self._since
+        return self._rate if seconds < RATE_WINDOW_S else (self._received - self._before) / seconds
+
+    def cut_off(self) -> None:
+        """End its request by a 408, and count its bytes no more."""
+        self.permit.settle(0)
+        self._deadline.arm(0.0, TOO_SLOW)
+
+
 class Permit:
     """An admitted request: its entry in the waiting room, its slot and the bytes of its body.
 
@@ -313,6 +362,8 @@ class Permit:
         self._admission = admission
         #: Bytes that the body counts with.
         self.size = size
+        #: Progress of a body that is arriving.
+        self.upload: Upload | None = None
         self.state = PermitState.ADMITTED
         self.model = ""
         self.rank: Rank = (0.0, math.inf)
@@ -331,17 +382,27 @@ class Permit:
         Raises:
             Overloaded: the bodies of all requests exceed their bound.
         """
+        admission = self._admission
+        if self.upload is not None:
+            self.upload.progress(received, admission.clock())
         if received > self.size:
             step = max(STEP_BYTES, received - self.size)
-            if self._admission.bytes + step > self._admission.most_bytes:
-                raise self._admission.refusal("bytes")
-            self.settle(self.size + step)
+            if not admission.make_room(self.size + step, step, self):
+                raise admission.refusal("bytes")
+            admission.bytes += step
+            self.size += step
 
     def settle(self, size: int) -> None:
         """Count the body with *size* bytes: when it is complete, and with 0 when it is let go. Not called in a wait."""
         if not self.state.has_ended:
             self._admission.bytes += size - self.size
             self.size = size
+            if self.upload is not None:
+                self._forget(self.upload)
+
+    def _forget(self, upload: Upload) -> None:
+        self._admission.uploads.discard(upload)
+        self.upload = None
 
     def end(self) -> None:
         """The request has ended."""
@@ -349,6 +410,8 @@ class Permit:
             self._admission.room.end(self)
             self._admission.bytes -= self.size
             self._admission.under_way -= 1
+            if self.upload is not None:
+                self._forget(self.upload)
 
     async def route(
         self, router: Router, request: InferenceRequest, *, exclude: Collection[Instance], leased: bool
@@ -473,6 +536,7 @@ class Admission:
         on_retry: called for each request that a client sends again, with whether it was let in.
         on_waited: called with the seconds of each wait that has ended.
         rng: spreads the times at which refused clients come back.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -485,6 +549,7 @@ class Admission:
         on_retry: Callable[[bool], object] = lambda _: None,
         on_waited: Callable[[float], object] = lambda _: None,
         rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.most_bytes = most_bytes
         self.room = room
@@ -493,6 +558,10 @@ class Admission:
         self._on_retry = on_retry
         self.on_waited = on_waited
         self._rng = rng or random.Random()
+        self.clock = clock
+        #: Bodies that are arriving, and when the slowest may be looked for again.
+        self.uploads: set[Upload] = set()
+        self._search_at = -math.inf
         #: Requests let in and not ended, and bytes of their bodies.
         self.under_way = 0
         self.bytes = 0
@@ -500,12 +569,15 @@ class Admission:
         self._overload_number = 0
         self._most_under_way = 0
 
-    def admit(self, headers: Iterable[tuple[bytes, bytes]], *, leased: bool = True) -> Permit:
+    def admit(
+        self, headers: Iterable[tuple[bytes, bytes]], *, leased: bool = True, reading: Watchdog | None = None
+    ) -> Permit:
         """Let a request in.
 
         Args:
             headers: its header fields.
             leased: it will count as load, and need a slot.
+            reading: deadline of a body that has not arrived whole.
 
         Raises:
             Overloaded: a bound is reached.
@@ -522,7 +594,8 @@ class Admission:
         try:
             if self.overload.level:
                 self._check_overload(is_retry=is_retry)
-            if self.bytes + length > self.most_bytes:
+            is_large = length > STEP_BYTES
+            if (is_large or self.bytes + length > self.most_bytes) and not self.make_room(length, length):
                 raise self.refusal("bytes")
             if leased and not self.room.may_enter(length, priority):
                 raise self.refusal("in_flight")
@@ -532,7 +605,28 @@ class Admission:
             raise
         if is_retry:
             self._on_retry(True)
-        return Permit(self, min(length, STEP_BYTES))
+        permit = Permit(self, STEP_BYTES if is_large else length)
+        if reading is not None:
+            permit.upload = Upload(permit, reading, self.clock())
+            self.uploads.add(permit.upload)
+        return permit
+
+    def make_room(self, size: int, more: int, asking: Permit | None = None) -> bool:
+        """Return whether a body may take *more* bytes, *size* in all. Slow bodies but *asking*'s are cut off for it."""
+        most = self.most_bytes
+        if size > STEP_BYTES and self.bytes > size - more:
+            most -= most // SMALL_PART
+        while self.bytes + more > most:
+            now = self.clock()
+            if now < self._search_at:
+                return False
+            others = (upload for upload in self.uploads if upload.permit is not asking)
+            slowest = min(others, key=lambda upload: upload.rate(now), default=None)
+            if slowest is None or slowest.rate(now) >= LEAST_RATE:
+                self._search_at = now + SEARCH_EVERY_S
+                return False
+            slowest.cut_off()
+        return True
 
     def _check_overload(self, *, is_retry: bool) -> None:
         """Refuse what the router's own load forbids; if no request is under way, a first one is let in."""

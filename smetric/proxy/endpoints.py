@@ -29,6 +29,7 @@ from smetric.fleet.exchange import Exchanges
 from smetric.fleet.instance import Instance
 from smetric.http.answer import AnswerBroken, UpstreamFailed
 from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, first, request_headers
+from smetric.http.limits import TOO_SLOW
 from smetric.http.transaction import ClientGone
 from smetric.proxy.admission import Admission, Permit
 from smetric.proxy.context import ProxyContext
@@ -205,7 +206,8 @@ class Inference:
         forwarding: Forwarding | None = None
         permit: Permit | None = None
         try:
-            permit = context.admission.admit(scope["headers"], leased=self._leased)
+            reading = None if client.complete else client.watchdog
+            permit = context.admission.admit(scope["headers"], leased=self._leased, reading=reading)
             body = await client.body(permit)
             if context.salt is not None and self._leased:
                 body = context.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
@@ -224,7 +226,7 @@ class Inference:
         except asyncio.CancelledError:
             expired = client.watchdog.expired
             bytes_out, usage = (forwarding.bytes_out, forwarding.usage) if forwarding is not None else (0, None)
-            if expired == "body":
+            if expired in ("body", TOO_SLOW):
                 exchange.end(408, error_type="request_timeout")  # the intake answers
             elif expired is not None:
                 exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, usage=usage, error_type=names.CLIENT_STALLED)

@@ -13,10 +13,18 @@ from typing import Any, Protocol
 
 import structlog
 
-from smetric.errors import HttpError, RequestError
+from smetric.errors import HttpError
 from smetric.http.connection import FAULT, LINGER_BYTES, LINGER_S
 from smetric.http.headers import App, Headers, Message, Receive, Scope, Send
-from smetric.http.limits import NO_WEBSOCKET, HttpLimits, drop_authority, has_body, inspect_head, too_large
+from smetric.http.limits import (
+    NO_WEBSOCKET,
+    HttpLimits,
+    drop_authority,
+    has_body,
+    inspect_head,
+    late_body,
+    too_large,
+)
 from smetric.http.transaction import FEW_PIECES, ClientGone, Room, Timer, Transaction, Watchdog, compact
 from smetric.proxy.error_response import error_body, send_error
 
@@ -291,14 +299,6 @@ class Intake:
             if not client.gone and expired is None:
                 raise  # the server stops
             client.task.uncancel()
-            if expired == "body" and not client.status:
-                await send_error(
-                    client.send,
-                    scope["path"],
-                    RequestError(
-                        f"the request body did not arrive within {self.limits.body_timeout_s:g} s "
-                        "(setting limits.body_timeout)",
-                        status=408,
-                        kind="request_timeout",
-                    ),
-                )
+            problem = late_body(expired, self.limits)
+            if problem is not None and not client.status:
+                await send_error(client.send, scope["path"], problem)

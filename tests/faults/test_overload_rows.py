@@ -213,7 +213,7 @@ async def test_i3_retries_of_clients_are_refused_first_and_counted_apart() -> No
         }
 
 
-async def test_i3_bodies_beyond_the_budget_are_refused_unread() -> None:
+async def test_i3_bodies_beyond_the_budget_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = OverloadSettings(bodies=33 << 20)
     async with running(FakeEngine(), overload=settings) as router:
         admission = router.application.admission
@@ -225,7 +225,10 @@ async def test_i3_bodies_beyond_the_budget_are_refused_unread() -> None:
             refused = await other.response()
             assert (refused.status, refused.value("connection")) == (503, "close")
             assert (await router.chat()).status == 200, "small ones fit"
-            slow.leave()
+            monkeypatch.setattr("smetric.proxy.admission.RATE_WINDOW_S", 0.1)
+            await until(lambda: [each.rate(admission.clock()) for each in admission.uploads] == [0.0])
+            assert (await router.chat(user="x" * (26 << 20))).status == 200, "one that does not arrive makes room"
+            assert (await slow.response()).status == 408
         await until(lambda: (admission.bytes, admission.under_way) == (0, 0))
         chunked = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % PATH.encode()
         admission.most_bytes = 1 << 20

@@ -6,7 +6,7 @@ import functools
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +20,22 @@ from smetric.errors import Overloaded
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Scrape
-from smetric.proxy.admission import STEP_BYTES, WAKE_INTERVAL_S, Admission, Permit, PermitState, Saturation, WaitingRoom
+from smetric.http.limits import TOO_SLOW
+from smetric.http.transaction import Watchdog
+from smetric.proxy.admission import (
+    LEAST_RATE,
+    RATE_WINDOW_S,
+    STEP_BYTES,
+    WAKE_INTERVAL_S,
+    Admission,
+    Permit,
+    PermitState,
+    Saturation,
+    WaitingRoom,
+)
 from smetric.proxy.overload import Level, Overload, Thresholds
 from smetric.request.request import InferenceRequest
+from tests.fakes import until
 
 RETRY = (b"x-stainless-retry-count", b"1")
 FAR = 60.0
@@ -144,6 +157,7 @@ class Lobby:
     def __init__(
         self, *, slots: int = 0, wait_s: float = 1.0, most: int = 10, most_bytes: int = 1000, bodies: int = 1 << 20
     ) -> None:
+        self.now = 0.0
         self.refused: Counter[str] = Counter()
         self.retries: Counter[bool] = Counter()
         self.overload = FakeOverload()
@@ -155,6 +169,7 @@ class Lobby:
             on_refused=lambda reason: self.refused.update([reason]),
             on_retry=lambda admitted: self.retries.update([admitted]),
             rng=random.Random(7),
+            clock=lambda: self.now,
         )
         #: Clients in the order in which they were routed.
         self.order: list[Client] = []
@@ -201,6 +216,68 @@ def test_announced_body_counts_with_one_step_until_it_arrives() -> None:
         lobby.admit(size=STEP_BYTES)
     assert lobby.admission.bytes == 4 * STEP_BYTES
     assert lobby.refusal(size=1).reason == "bytes"
+
+
+def test_large_bodies_leave_a_part_of_the_bytes_to_small_ones() -> None:
+    lobby = Lobby(bodies=16 * STEP_BYTES)
+    first = lobby.admit(size=16 * STEP_BYTES)  # alone it may take them all
+    assert lobby.refusal(size=14 * STEP_BYTES).reason == "bytes"
+    second = lobby.admit(size=13 * STEP_BYTES)
+    first.grow(13 * STEP_BYTES)
+    with pytest.raises(Overloaded):
+        second.grow(STEP_BYTES + 1)
+    for _ in range(2):
+        lobby.admit(size=STEP_BYTES)
+    assert lobby.refusal(size=1).reason == "bytes"
+
+
+@contextlib.asynccontextmanager
+async def uploading(lobby: Lobby, size: int, cut: list[str], name: str) -> AsyncIterator[Permit]:
+    """A request whose body of *size* bytes is arriving; its *name* is added to *cut* if it is cut off."""
+    admitted: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+
+    async def read() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog = Watchdog(task)
+        permit = lobby.admission.admit([(b"content-length", b"%d" % size)], reading=watchdog)
+        admitted.set_result(permit)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if watchdog.expired == TOO_SLOW:
+            cut.append(name)
+        permit.end()
+
+    task = asyncio.create_task(read())
+    yield await admitted
+    task.cancel()
+    await task
+
+
+async def test_slowest_body_is_cut_off_if_there_is_no_room() -> None:
+    lobby, cut, large = Lobby(bodies=64 * STEP_BYTES), list[str](), 8 * STEP_BYTES
+
+    def more_than_is_left() -> int:
+        return 56 * STEP_BYTES - lobby.admission.bytes + 1
+
+    async with (
+        uploading(lobby, large, cut, "silent") as silent,
+        uploading(lobby, large, cut, "slow") as slow,
+        uploading(lobby, 40 * STEP_BYTES, cut, "fast") as fast,
+    ):
+        for permit in (silent, slow, fast):
+            permit.grow(large)
+        assert lobby.refusal(size=more_than_is_left()).reason == "bytes", "all have just begun"
+        for nth in range(1, 6):
+            lobby.now += 0.6 * RATE_WINDOW_S
+            slow.grow(large + nth)
+            fast.grow(large + nth * int(RATE_WINDOW_S * LEAST_RATE))
+        for expected in (["silent"], ["silent", "slow"]):
+            lobby.admit(size=more_than_is_left())
+            await until(lambda expected=expected: cut == expected)  # type: ignore[misc]
+        assert lobby.refusal(size=more_than_is_left()).reason == "bytes"
+        assert lobby.admission.uploads == {fast.upload}
+    assert not lobby.admission.uploads
 
 
 def test_body_of_unknown_length_grows_in_steps_up_to_the_bound() -> None:
