@@ -33,13 +33,17 @@ class Attribute(str):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A Prometheus metric: kind (counter, gauge, histogram), labels, one sentence, and a histogram's bounds."""
+    """A Prometheus metric: its name, labels, one sentence, and a histogram's bounds."""
 
     name: str
-    kind: str
     labels: tuple[str, ...]
     doc: str
     buckets: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """One of counter, gauge, histogram."""
+        return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
 
 #: Instrumentation scope of all spans.
@@ -266,8 +270,7 @@ MIGRATED_FROM = Attribute(
     "Set where a later turn went elsewhere: the instance with most of its prompt, else the one of the last turn.",
 )
 MIGRATION_GUARD = Attribute(
-    "smetric.migration.guard",
-    f"Reason: a guard, a filter, `{LEFT_OUT}` (it was no candidate) or `{NOT_PICKED}`.",
+    "smetric.migration.guard", f"Reason: a guard, a filter, `{LEFT_OUT}` (it was no candidate) or `{NOT_PICKED}`."
 )
 MIGRATION_TOKENS = Attribute(
     "smetric.migration.left_tokens", "Prompt tokens left behind there, where that is known.", "int", "tokens"
@@ -314,8 +317,7 @@ LOAD_KV_USAGE = Attribute("smetric.load.kv_usage", "Share of KV blocks in use th
 ATTEMPT = Attribute("smetric.upstream.attempt", "1 for the first attempt of a request.", "int")
 RESULT = Attribute("smetric.upstream.result", f"Result of the attempt: {', '.join(RESULTS)}.")
 GAVE_UP = Attribute(
-    "smetric.upstream.gave_up",
-    f"On the request's own span: why no other instance was tried, {', '.join(NOT_RETRIED)}.",
+    "smetric.upstream.gave_up", f"On the request's own span: why no other instance was tried, {', '.join(NOT_RETRIED)}."
 )
 
 HTTP_METHOD = Attribute("http.request.method", "The method; `_OTHER` when it is not a known one.")

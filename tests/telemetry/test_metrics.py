@@ -29,6 +29,7 @@ from smetric.telemetry.gauges import (
     overload_gauges,
     peer_gauges,
     policy_gauges,
+    refusal_gauges,
 )
 from smetric.telemetry.metrics import (
     MAX_MODELS,
@@ -129,8 +130,8 @@ def test_series_beyond_the_bound_count_as_other(of_counts: Any, of_times: Any) -
 @pytest.mark.parametrize(("of_counts", "of_times"), [(counter, histogram), (loop_counter, loop_histogram)])
 def test_series_without_labels_exist_from_the_start(of_counts: Any, of_times: Any) -> None:
     registry = CollectorRegistry()
-    of_counts(Metric("smetric_errors_total", "counter", (), "Errors."), registry)
-    of_times(Metric("smetric_wait_seconds", "histogram", (), "Waits.", (1.0,)), registry)
+    of_counts(Metric("smetric_errors_total", (), "Errors."), registry)
+    of_times(Metric("smetric_wait_seconds", (), "Waits.", (1.0,)), registry)
     assert registry.get_sample_value("smetric_errors_total") == 0
     assert registry.get_sample_value("smetric_wait_seconds_count") == 0
 
@@ -143,6 +144,7 @@ async def test_page_has_every_metric_of_the_table_and_no_other() -> None:
         fleet_gauges(seen, 100.0),
         cache_gauges(seen, {("gpu-0", "kv_events"): False}),
         policy_gauges([("default", "sticky", "abc", 2)]),
+        refusal_gauges({("default", ""): 12.0}),
         index_gauges(IndexFigures(10, 640, 3)),
         peer_gauges(PeerFigures({"http://10.0.0.2:9464": True}, {"sent": 4})),
         kv_gauges(KvFigures(1, 1, 1, {"gpu-0": CacheFigures(True, {"ok": 1}, 0.1, 0, 0, 0)})),
@@ -243,8 +245,8 @@ def pages(registry: CollectorRegistry) -> list[str]:
     return [re.sub(r"(?m)(_created\S*|# \{.*\} \S+) \S+$", r"\1", page) for page in both]
 
 
-COUNTED = Metric("smetric_things_total", "counter", ("kind",), "Things.")
-TIMED = Metric("smetric_seconds", "histogram", ("kind",), "Seconds.", (0.1, 1.0, 2.5))
+COUNTED = Metric("smetric_things_total", ("kind",), "Things.")
+TIMED = Metric("smetric_seconds", ("kind",), "Seconds.", (0.1, 1.0, 2.5))
 VALUES = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5, 3.0]) | st.floats(0, 10)
 
 
