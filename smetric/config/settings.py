@@ -494,7 +494,9 @@ class OverloadSettings(Section, frozen=True, kw_only=True):
     ] = 85
     hard_percent: Annotated[int, Meta(ge=1, le=100), doc("Share above which new requests are refused.")] = 95
     soft_lag: Annotated[
-        float, duration("1ms", "1m"), doc("Lag of the event loop above which the number of requests may not grow.")
+        float,
+        duration("1ms", "1m"),
+        doc("Lag of the event loop, kept for a second, above which fewer new requests are taken."),
     ] = 0.5
     hard_lag: Annotated[float, duration("1ms", "1m"), doc("Lag above which new requests are refused.")] = 2.0
 

@@ -86,9 +86,9 @@ class PermitState(Enum):
         has_ended: it counts nowhere.
     """
 
-    #: Its body is read, or it needs no slot.
+    #: Its body is read, or it needs no slot: it is no load, or their number is not limited.
     ADMITTED = (False, False, False, False)
-    #: It is decided or served.
+    #: It has a slot and is decided or served.
     SERVED = (True, False, False, False)
     #: It waits for a slot.
     QUEUED = (False, True, False, False)
@@ -125,6 +125,7 @@ class WaitingRoom:
 
     def __init__(self, *, slots: int, wait_s: float, most: int, most_bytes: int) -> None:
         self.slots = slots or math.inf
+        self.has_slots = slots > 0
         self._wait_s = wait_s
         self._most = most
         self._most_bytes = most_bytes
@@ -141,7 +142,7 @@ class WaitingRoom:
         self._freed_at = -math.inf
         #: A request has waited for the longest time, and no slot has come free since its arrival.
         self._is_stalled = False
-        #: Requests in the room, bytes of their bodies, and slots taken. `_move` alone changes them.
+        #: Requests in the room, bytes of their bodies, and slots taken, 0 without a limit. `_move` alone changes them.
         self.size = 0
         self.bytes = 0
         self.slots_taken = 0
@@ -181,7 +182,7 @@ class WaitingRoom:
         return bisect_left(self._queue, rank, key=_rank_of)
 
     def arrive(self, priority: float) -> Rank:
-        """Return the rank of a new request."""
+        """Return the rank of a request that is about to wait for the first time."""
         self._arrivals += 1
         return (-priority, self._arrivals)
 
@@ -266,9 +267,9 @@ class WaitingRoom:
         before, permit.state = permit.state, to
         if to.is_waiting or before.is_waiting:
             self._move_within(permit, before, to)
-        if to.has_slot is not before.has_slot:
+        if self.has_slots and to.has_slot is not before.has_slot:
             self.slots_taken += 1 if to.has_slot else -1
-            if not to.has_slot and self.slots < math.inf:
+            if not to.has_slot:
                 self._hand_over()
 
     def _move_within(self, permit: Permit, before: PermitState, to: PermitState) -> None:
@@ -356,25 +357,28 @@ class Permit:
         size: bytes that its body counts with.
     """
 
+    state = PermitState.ADMITTED
+    model = ""
+    rank: Rank = (0.0, math.inf)
+    #: The load or the policy has changed since its decision began.
+    is_outdated = False
+    #: Of the last call of `route`: seconds in the waiting room, and the last decision that held it, if one did.
+    waited_s = 0.0
+    held: Routing | None = None
+    #: Progress of a body that is arriving.
+    upload: Upload | None = None
+    _waiter: asyncio.Future[bool] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _deadline = math.inf
+
     def __init__(self, admission: Admission, size: int) -> None:
-        admission.under_way += 1
+        traffic = admission.traffic
+        traffic.under_way += 1
+        traffic.admitted += 1
         admission.bytes += size
         self._admission = admission
         #: Bytes that the body counts with.
         self.size = size
-        #: Progress of a body that is arriving.
-        self.upload: Upload | None = None
-        self.state = PermitState.ADMITTED
-        self.model = ""
-        self.rank: Rank = (0.0, math.inf)
-        #: The load or the policy has changed since its decision began.
-        self.is_outdated = False
-        self._waiter: asyncio.Future[bool] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline = math.inf
-        #: Of the last call of `route`: seconds in the waiting room, and the last decision that held it, if one did.
-        self.waited_s = 0.0
-        self.held: Routing | None = None
 
     def grow(self, received: int) -> None:
         """Count a body of which *received* bytes have come, and more will.
@@ -394,11 +398,11 @@ class Permit:
 
     def settle(self, size: int) -> None:
         """Count the body with *size* bytes: when it is complete, and with 0 when it is let go. Not called in a wait."""
-        if not self.state.has_ended:
+        if size != self.size and not self.state.has_ended:
             self._admission.bytes += size - self.size
             self.size = size
-            if self.upload is not None:
-                self._forget(self.upload)
+        if self.upload is not None:
+            self._forget(self.upload)
 
     def _forget(self, upload: Upload) -> None:
         self._admission.uploads.discard(upload)
@@ -406,12 +410,17 @@ class Permit:
 
     def end(self) -> None:
         """The request has ended."""
-        if not self.state.has_ended:
-            self._admission.room.end(self)
-            self._admission.bytes -= self.size
-            self._admission.under_way -= 1
-            if self.upload is not None:
-                self._forget(self.upload)
+        state, admission = self.state, self._admission
+        if state.has_ended:
+            return
+        if state is PermitState.ADMITTED:
+            self.state = PermitState.ENDED
+        else:
+            admission.room.end(self)
+        admission.bytes -= self.size
+        admission.traffic.under_way -= 1
+        if self.upload is not None:
+            self._forget(self.upload)
 
     async def route(
         self, router: Router, request: InferenceRequest, *, exclude: Collection[Instance], leased: bool
@@ -430,16 +439,13 @@ class Permit:
         room = self._admission.room
         self.waited_s = 0.0
         self.held = None
-        self.model = request.model
-        if self.rank[1] == math.inf:
-            self.rank = room.arrive(request.priority)
         try:
-            if leased and not room.take_slot(self):
-                with self._timed():
+            if leased and room.has_slots and not room.take_slot(self):
+                with self._timed(request):
                     await self._wait_for_slot()
             routing = await router.route(request, exclude=exclude, leased=leased)
             if routing.outcome == names.HELD:
-                with self._timed():
+                with self._timed(request):
                     routing = await self._hold(router, request, exclude, routing)
             return routing
         finally:
@@ -447,8 +453,10 @@ class Permit:
                 room.leave(self)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Count the time within as waiting."""
+    def _timed(self, request: InferenceRequest) -> Iterator[None]:
+        """Count the time within as waiting, in the lane and by the priority of *request*."""
+        if self.rank[1] == math.inf:
+            self.model, self.rank = request.model, self._admission.room.arrive(request.priority)
         began = perf_counter()  # the clock of uvloop counts whole milliseconds
         try:
             yield
@@ -563,11 +571,8 @@ class Admission:
         self.uploads: set[Upload] = set()
         self._search_at = -math.inf
         #: Requests let in and not ended, and bytes of their bodies.
-        self.under_way = 0
+        self.traffic = overload.traffic
         self.bytes = 0
-        #: Number of the current overload, and the requests that were under way when it began.
-        self._overload_number = 0
-        self._most_under_way = 0
 
     def admit(
         self, headers: Iterable[tuple[bytes, bytes]], *, leased: bool = True, reading: Watchdog | None = None
@@ -630,12 +635,20 @@ class Admission:
 
     def _check_overload(self, *, is_retry: bool) -> None:
         """Refuse what the router's own load forbids; if no request is under way, a first one is let in."""
-        overload = self.overload
-        if self._overload_number != overload.times:
-            self._overload_number, self._most_under_way = overload.times, self.under_way
-        most = 1 if overload.level is Level.HARD else max(1, self._most_under_way)
-        if self.under_way >= most or (is_retry and self.under_way):
+        overload, traffic = self.overload, self.traffic
+        if overload.level is Level.HARD:
+            is_full = True
+        elif overload.resource == "lag":
+            is_full = not traffic.has_pace
+        else:
+            is_full = traffic.under_way >= traffic.most_under_way
+        if traffic.under_way and (is_full or is_retry):
             raise self.refusal(overload.resource)
+
+    @property
+    def under_way(self) -> int:
+        """Number of requests let in and not ended."""
+        return self.traffic.under_way
 
     def refusal(self, reason: str) -> Overloaded:
         """Count a refusal for *reason*, one of `names.REFUSALS`, and return its error."""

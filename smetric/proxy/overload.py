@@ -17,8 +17,16 @@ from smetric.http import footprint
 #: Interval of measurements, seconds. Memory and files are measured every tenth time.
 INTERVAL_S = 0.1
 _EVERY = 10
-#: Number of measurements of which the median counts: one long step, such as a garbage collection, is no overload.
+#: The median of the lags of so many seconds counts, and of as many measurements at least: one long step of the event
+#: loop, such as a garbage collection, is no overload.
+SUSTAINED_S = 0.95  # ten measurements, however their sum is rounded
 _MEDIAN_OF = 5
+#: Means of the traffic are taken over about so many seconds.
+MEAN_S = 10.0
+#: Factors of the pace after a second in which the loop was late, and after another one. A pace that exceeds the traffic
+#: by `UNBOUND` binds no longer.
+SLOWER, FASTER = 0.9, 1.1
+UNBOUND = 1.5
 #: Shortest time between two calls that return free memory to the system, seconds.
 GIVE_BACK_S = 10.0
 
@@ -45,6 +53,53 @@ class Thresholds:
     def level(self, value: float) -> Level:
         """Return the level of *value*."""
         return Level.HARD if value >= self.hard else Level.SOFT if value >= self.soft else Level.CALM
+
+
+class Traffic:
+    """Admitted requests: their number, its recent mean, and their bounds in an overload.
+
+    A late event loop is busy with work that has not been forwarded: reading, deciding, connecting. Open streams cost
+    little, so the bound is on new requests a second. It begins at their recent mean. Each second in which the loop
+    stays late lowers it by a tenth, to half of that mean at least. Afterwards it rises until it binds no longer.
+    """
+
+    def __init__(self) -> None:
+        #: Requests admitted and not ended, and those admitted since the last turn.
+        self.under_way = 0
+        self.admitted = 0
+        #: Most requests under way while memory or files are short.
+        self.most_under_way = 1.0
+        #: Most requests until the next turn; None for no bound.
+        self.pace: float | None = None
+        self._least_pace = 1.0
+        self._mean_under_way = self._mean_rate = 0.0
+        self._turns = 0
+
+    @property
+    def has_pace(self) -> bool:
+        """Whether one more request is within the pace."""
+        return self.pace is None or self.admitted < self.pace
+
+    def turn(self, seconds: float, *, is_late: bool) -> None:
+        """Adapt pace and means to the last *seconds*; *is_late*: the loop stayed late in them."""
+        rate, self.admitted = self.admitted / seconds, 0
+        if is_late and self.pace is None:
+            self._least_pace = max(1.0, self._mean_rate / 2)
+            self.pace = max(1.0, self._mean_rate)
+        elif is_late:
+            self.pace = max(self._least_pace, SLOWER * min(self.pace or 0.0, rate))
+        elif self.pace is not None:
+            self.pace *= FASTER
+            if self.pace > UNBOUND * max(rate, self._mean_rate):
+                self.pace = None
+        self._turns += 1
+        share = min(1.0, max(1 / self._turns, seconds / MEAN_S))
+        self._mean_rate += share * (rate - self._mean_rate)
+        self._mean_under_way += share * (self.under_way - self._mean_under_way)
+
+    def bound(self) -> None:
+        """Bound the requests under way, as memory or files are short: to their number, or its recent mean."""
+        self.most_under_way = max(1.0, self.under_way, self._mean_under_way)
 
 
 class Overload:
@@ -78,7 +133,11 @@ class Overload:
         self._resident_bytes = resident_bytes
         self._open_files = open_files
         self._give_back = give_back
-        self._lags: deque[float] = deque(maxlen=_MEDIAN_OF)
+        self.traffic = Traffic()
+        #: Latest lags, the seconds that they cover, and the seconds since the last turn of the traffic.
+        self._lags: deque[float] = deque()
+        self._covered_s = 0.0
+        self._since_turn_s = 0.0
         self._measurements = 0
         self._given_back_at = -GIVE_BACK_S
         self._timer: asyncio.TimerHandle | None = None
@@ -86,10 +145,9 @@ class Overload:
         #: Level of each resource, and its value as a share of the soft threshold: requests are refused from 1 on.
         self.levels = dict.fromkeys(self._thresholds, Level.CALM)
         self.shares = dict.fromkeys(self._thresholds, 0.0)
-        #: The highest level, its resource, and the number of times that it has risen from calm.
+        #: The highest level, and its resource.
         self.level = Level.CALM
         self.resource = ""
-        self.times = 0
 
     async def start(self) -> None:
         """Start to measure."""
@@ -113,8 +171,7 @@ class Overload:
     def measure(self, lag_s: float) -> None:
         """Determine the levels; the timer of this measurement fired *lag_s* seconds late."""
         self._on_lag(lag_s)
-        self._lags.append(lag_s)
-        self._judge("lag", median(self._lags) if len(self._lags) == _MEDIAN_OF else 0.0)
+        self._measure_lag(lag_s)
         if self._measurements % _EVERY == 0:
             resident, files = self._resident_bytes(), self._open_files()
             if self.memory_bytes is not None and resident is not None:
@@ -124,17 +181,33 @@ class Overload:
             self._give_memory_back()
         self._measurements += 1
 
-    def _judge(self, resource: str, value: float) -> None:
+    def _measure_lag(self, lag_s: float) -> None:
+        """Judge the lag by its median, and adapt the traffic once a second, or as soon as the loop is late."""
+        seconds = max(INTERVAL_S, lag_s)
+        lags, traffic = self._lags, self.traffic
+        lags.append(lag_s)
+        self._covered_s += seconds
+        while len(lags) > _MEDIAN_OF and self._covered_s - max(INTERVAL_S, lags[0]) >= SUSTAINED_S:
+            self._covered_s -= max(INTERVAL_S, lags.popleft())
+        lag = median(lags) if len(lags) >= _MEDIAN_OF and self._covered_s >= SUSTAINED_S else 0.0
+        is_late = lag >= self._thresholds["lag"].soft
+        self._since_turn_s += seconds
+        if self._since_turn_s >= SUSTAINED_S or (is_late and traffic.pace is None):
+            traffic.turn(self._since_turn_s, is_late=is_late)
+            self._since_turn_s = 0.0
+        self._judge("lag", lag, Level.CALM if traffic.pace is None else Level.SOFT)
+
+    def _judge(self, resource: str, value: float, least: Level = Level.CALM) -> None:
         thresholds = self._thresholds[resource]
         self.shares[resource] = value / thresholds.soft
-        level = thresholds.level(value)
+        level = max(least, thresholds.level(value))
         if level is not self.levels[resource]:
             write = log.info if level is Level.CALM else log.warning
             write("smetric.overload.changed", resource=resource, state=level.name.lower(), value=round(value, 3))
+            if resource != "lag" and self.levels[resource] is Level.CALM:
+                self.traffic.bound()
             self.levels[resource] = level
             self.resource = max(self.levels, key=lambda each: self.levels[each])
-            if self.level is Level.CALM and level is not Level.CALM:
-                self.times += 1
             self.level = self.levels[self.resource]
 
     def _give_memory_back(self) -> None:

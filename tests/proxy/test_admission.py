@@ -33,7 +33,7 @@ from smetric.proxy.admission import (
     Saturation,
     WaitingRoom,
 )
-from smetric.proxy.overload import Level, Overload, Thresholds
+from smetric.proxy.overload import Level, Overload, Thresholds, Traffic
 from smetric.request.request import InferenceRequest
 from tests.fakes import until
 
@@ -82,7 +82,7 @@ class FakeOverload(Overload):
         super().__init__(Thresholds(1.0, 2.0), Thresholds(0.8, 0.9))
 
     def become(self, level: Level, resource: str = "memory") -> None:
-        self.times += self.level is Level.CALM
+        self.traffic.bound()
         self.level, self.resource = level, resource
 
 
@@ -340,7 +340,32 @@ def test_soft_overload_admits_no_more_than_are_under_way_and_no_retry() -> None:
         permit.end()
     lobby.overload.become(Level.CALM)
     assert [lobby.admit(RETRY) for _ in range(5)]
-    lobby.overload.become(Level.SOFT, "lag")  # a second overload: five are under way now
+
+
+def test_shortage_admits_as_many_as_were_under_way_in_the_last_seconds() -> None:
+    lobby = Lobby()
+    permits = [lobby.admit() for _ in range(4)]
+    for _ in range(10):
+        lobby.overload.traffic.turn(1.0, is_late=False)
+    for permit in permits:
+        permit.end()
+    lobby.overload.become(Level.SOFT)
+    assert [lobby.admit() for _ in range(4)]
+    assert lobby.refusal().reason == "memory"
+
+
+def test_late_loop_bounds_new_requests_and_not_open_streams() -> None:
+    lobby, traffic = Lobby(), Traffic()
+    lobby.admission.traffic = lobby.overload.traffic = traffic
+    streams = [lobby.admit() for _ in range(50)]
+    traffic.turn(10.0, is_late=False)
+    lobby.overload.become(Level.SOFT, "lag")
+    assert lobby.admit(), "no bound yet"
+    traffic.turn(1.0, is_late=True)
+    assert [lobby.admit() for _ in range(5)]
+    assert lobby.refusal().reason == "lag"
+    for permit in streams:
+        permit.end()
     assert lobby.refusal().reason == "lag"
 
 
@@ -692,7 +717,7 @@ async def test_room_counts_match_its_requests(
             await settled()
             check(lobby, clients)
             with_slot = sum(client.is_deciding or client.is_served for client in clients)
-            assert lobby.room.slots_taken == with_slot
+            assert lobby.room.slots_taken == (with_slot if slots else 0)
     for client in clients:
         client.finished.set()
     done, pending = await asyncio.wait([client.task for client in clients], timeout=1000.0) if clients else ((), ())
@@ -709,7 +734,8 @@ def check(lobby: Lobby, clients: list[Client]) -> None:
     assert (room.size, room.bytes) == (len(waiting), sum(permit.size for permit in waiting))
     assert room.size <= room._most
     assert room.bytes <= room._most_bytes
-    assert room.slots_taken == sum(permit.state.has_slot for permit in permits) <= room.slots
+    with_slot = sum(permit.state.has_slot for permit in permits) if room.has_slots else 0
+    assert room.slots_taken == with_slot <= room.slots
     assert room.queued == sum(permit.state.needs_slot for permit in permits)
     assert not room.queued or room.slots_taken == room.slots, "a slot is free and a request waits for one"
     under_way = [permit for permit in permits if not permit.state.has_ended]
