@@ -211,7 +211,7 @@ def check_text(
 
     more, further = ([], ()) if beside is None else tests_beside(file, beside)
     checked = check_file(file, vocabulary, values, [*errors, *more], libraries, beside, further)
-    check_settings(file, vocabulary, libraries, [*file.tests, *further])
+    check_settings(file, [*file.tests, *further], lambda bare, set_: check_file(bare, vocabulary, set_, [], libraries))
     return file, checked
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from smetric.policy import tree
-from smetric.policy.check import check_file
 from smetric.policy.check_statement import Statements, is_error_status
 from smetric.policy.diagnostic import Diagnostic, PolicyError, PolicyText, Span, clip
 from smetric.policy.guard import NOBODY
 from smetric.policy.lexer import one_line
-from smetric.policy.library import Reader
 from smetric.policy.parameter import ParameterValues
 from smetric.policy.parser import read
 from smetric.policy.scope import Findings
@@ -182,8 +180,15 @@ def _name_of(setting: tree.Setting) -> Span:
     return Span(setting.span.start, setting.span.start + len(setting.name))
 
 
-def check_settings(file: tree.File, vocabulary: Vocabulary, libraries: Reader, tests: Sequence[tree.Test]) -> None:
+def check_settings(
+    file: tree.File, tests: Sequence[tree.Test], check: Callable[[tree.File, ParameterValues], object]
+) -> None:
     """Check a sound policy again with the settings of its tests, as a parameter without a range can have any value.
+
+    Args:
+        file: the policy.
+        tests: its tests, also those beside it.
+        check: checks a file with values of its parameters.
 
     Raises:
         PolicyError: with each error once.
@@ -196,7 +201,7 @@ def check_settings(file: tree.File, vocabulary: Vocabulary, libraries: Reader, t
             continue
         tried.append(test.configured)
         try:
-            check_file(bare, vocabulary, ParameterValues(test.configured), [], libraries)
+            check(bare, ParameterValues(test.configured))
         except PolicyError as error:
             said = f'with the settings of the test "{clip(test.sentence)}"'
             for each in error.diagnostics:
