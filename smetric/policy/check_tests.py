@@ -14,7 +14,7 @@ from smetric.policy.lexer import one_line
 from smetric.policy.parameter import ParameterValues
 from smetric.policy.parser import read
 from smetric.policy.scope import Findings
-from smetric.policy.types import Interval, did_you_mean, exact, parse_unit
+from smetric.policy.types import Interval, closest, did_you_mean, exact, parse_unit
 from smetric.policy.vocabulary import NEVER, Feature, Kind, RequestField, Vocabulary
 
 _KINDS = {
@@ -172,7 +172,9 @@ class Tests:
         wanted = failing.name if isinstance(failing, tree.Name) else one_line(failing.value)
         known = self._guards if isinstance(failing, tree.Text) else {*self._guards, NOBODY}
         if wanted not in known:
-            help_text = did_you_mean(wanted, known)
+            meant = closest(wanted, known)
+            quoted = meant if meant.isidentifier() else f'"{meant}"'
+            help_text = f"did you mean `{quoted}`?" if meant else ""
             self._error("expect", failing.span, f"there is no guard `{clip(wanted)}`", help_text)
 
 

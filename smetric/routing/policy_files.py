@@ -77,13 +77,18 @@ def libraries_beside(policy: Path) -> Reader:
     return library
 
 
+def further_tests_of(policy: Path) -> Path:
+    """Return the path of the file with more tests of *policy*, which need not exist."""
+    return policy.with_suffix(_TESTS)
+
+
 def further_tests(policy: Path) -> PolicyText | None:
     """Return `NAME.test.policy` beside *policy*, `NAME.policy`; None if it does not exist.
 
     Raises:
         ConfigError: it cannot be read.
     """
-    path = policy.with_suffix(_TESTS)
+    path = further_tests_of(policy)
     try:
         return PolicyText(read_whatever(path), str(path))
     except FileNotFoundError:

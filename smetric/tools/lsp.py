@@ -1,4 +1,4 @@
-"""Language server for editors: diagnostics, hovers, completion and layout.
+"""Language server for editors: diagnostics and their fixes, hovers, completion, signatures, symbols, layout.
 
 It keeps no state; every answer comes from the text.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
+from pygls.uris import from_fs_path
 from pygls.workspace import TextDocument
 
 from smetric import __version__
@@ -25,13 +28,14 @@ from smetric.policy.check import check_text
 from smetric.policy.diagnostic import Span, position, unreadable
 from smetric.policy.keywords import KEYWORDS, Role
 from smetric.policy.layout import format_text
-from smetric.policy.lexer import BEFORE_NAMES, Token, Tokens, cut, one_line, tokenize
+from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, Token, Tokens, cut, one_line, tokenize
 from smetric.policy.parser import MAX_BYTES, read
 from smetric.policy.policy import compiled
 from smetric.policy.types import BASES
 from smetric.policy.vocabulary import Feature, RequestField
 from smetric.routing.policy_files import further_tests, libraries_beside, policy_of, read_whatever
 from smetric.tools.reference import range_of, unknown_of
+from smetric.tools.symbols import Occurrence, Unrenamable, Workspace
 
 # ── words ────────────────────────────────────────────────────────────────────
 
@@ -107,6 +111,8 @@ def _own_words(text: str) -> Sequence[tuple[Word, tree.Statement]]:
 
 # ── documents ────────────────────────────────────────────────────────────────
 
+#: The help that proposes a word.
+_MEANT = re.compile("did you mean `(.+)`\\?")
 #: The tokens that begin the parts of a test.
 _CASES = ("WITH", "GIVEN", "INSTANCE", "EXPECT")
 
@@ -128,6 +134,17 @@ class Document:
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All errors, or all warnings if there is no error; a file of tests is checked with its policy."""
+        return tuple(self._placed(found, source) for found, source in self._found())
+
+    def fixes(self, within: Span) -> Iterator[tuple[Diagnostic, str]]:
+        """The diagnostics of this text that touch a place and propose a word, each with the word."""
+        for found, source in self._found():
+            meant = _MEANT.fullmatch(found.way_out) if source.path == self.path else None
+            if meant is not None and found.span.start <= within.end and within.start <= found.span.end:
+                yield found, meant[1]
+
+    def _found(self) -> list[tuple[Diagnostic, PolicyText]]:
+        """The diagnostics, each with the text that it is about."""
         own, policy, is_tests = PolicyText(self.text, self.path), self._policy, self._policy != Path(self.path)
         try:
             main, beside = (
@@ -135,14 +152,14 @@ class Document:
             )
         except (ConfigError, OSError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            return (unreadable(f"{policy.name}, whose tests these are: {why}" if is_tests else why),)
+            return [(unreadable(f"{policy.name}, whose tests these are: {why}" if is_tests else why), own)]
         try:
             libraries = libraries_beside(policy)
             file, checked = check_text(main.text, VOCABULARY, path=main.path, libraries=libraries, beside=beside)
             found = checked.warnings if file.kind == "library" else compiled(file, checked, VOCABULARY).warnings
         except PolicyError as error:
             found = error.diagnostics
-        return tuple(self._placed(each, each.source or main) for each in found)
+        return [(each, each.source or main) for each in found]
 
     def _placed(self, found: Diagnostic, source: PolicyText) -> Diagnostic:
         """The finding at a place of this text; one of another file is placed at the first `use` or at the top."""
@@ -158,6 +175,51 @@ class Document:
             return format_text(self.text, self.path)
         except PolicyError:
             return None
+
+    def statements(self) -> Iterator[tuple[str, tree.Statement, Span]]:
+        """The statements that an outline shows: name, statement, and the place of the name."""
+        try:
+            file, _ = read(self.text, self.path)
+        except PolicyError:
+            return
+        for statement in file.statements:
+            start = statement.span.start
+            match statement:
+                case tree.Param(name=name, name_span=place) | tree.Let(name=name, name_span=place):
+                    yield name, statement, place
+                case tree.Def(name=name, name_span=place):
+                    yield name, statement, place
+                case tree.Rule(word=word, label=label):
+                    place = Span(start, start + len(word)) if label is None else label.span
+                    yield word if label is None else f"{word} {label.name}", statement, place
+                case tree.Test(sentence=sentence):
+                    yield sentence, statement, Span(start, start + len("test"))
+
+    def signature(self, offset: int) -> tuple[Word, list[str], int] | None:
+        """The function whose arguments stand at *offset*, its parameters, and the index of the present one."""
+        opened: list[tuple[Token | None, int]] = []
+        before: Token | None = None
+        for token in self._tokens:
+            if token.start >= offset:
+                break
+            if token.type in OPENERS:
+                is_call = token.type == "LPAR" and before is not None and before.type == "NAME"
+                opened.append((before if is_call else None, 0))
+            elif token.type in CLOSERS and opened:
+                opened.pop()
+            elif token.type == "COMMA" and opened:
+                opened[-1] = (opened[-1][0], opened[-1][1] + 1)
+            before = token
+        called, commas = next(((name, count) for name, count in reversed(opened) if name is not None), (None, 0))
+        names = (self._in_library(*each) for each in _own_words(self._text_of(self._policy)))
+        own = {word.text: word for word, statement in names if isinstance(statement, tree.Def)}
+        known = None if called is None else own.get(called) or FUNCTIONS.get(called)
+        if known is None:
+            return None
+        form = re.sub(r"[\[\]]|(?<=\)) = .*|^def ", "", known.form)
+        parameters = [part.strip() for part in form[form.index("(") + 1 : form.rindex(")")].split(",") if part.strip()]
+        shown = Word(known.text, known.kind, form, known.doc)
+        return shown, parameters, min(commas, max(0, len(parameters) - 1))
 
     def word_at(self, offset: int) -> tuple[Word, Span] | None:
         """The meaning of the word at *offset* and its place; None if it has no known meaning."""
@@ -242,10 +304,14 @@ class Document:
     def _names(self) -> Iterator[tuple[Word, int]]:
         """The policy's names, also those of libraries, each with the offset of its statement."""
         for word, statement in _own_words(self._text_of(self._policy)):
-            if isinstance(statement, tree.Use):
-                library = self._text_of(self._policy.with_name(f"{statement.library.name}.policy"))
-                word = next((each for each, _ in _own_words(library) if each.text == word.text), word)
-            yield word, statement.span.start
+            yield self._in_library(word, statement)[0], statement.span.start
+
+    def _in_library(self, word: Word, statement: tree.Statement) -> tuple[Word, tree.Statement]:
+        """The word and the statement of a library that takes the place of a name in a `use`; else both as they are."""
+        if not isinstance(statement, tree.Use):
+            return word, statement
+        library = _own_words(self._text_of(self._policy.with_name(f"{statement.library.name}.policy")))
+        return next((each for each in library if each[0].text == word.text), (word, statement))
 
     def _text_of(self, path: Path) -> str:
         """The text of this or another file; empty if it cannot be read, which `diagnostics` reports."""
@@ -332,6 +398,112 @@ def lay_out(ls: LanguageServer, params: types.DocumentFormattingParams) -> list[
     if layout is None or layout == shown.source:
         return []
     return [types.TextEdit(_range(Span(0, len(shown.source)), shown), layout)]
+
+
+@server.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions([types.CodeActionKind.QuickFix]))
+def fix(ls: LanguageServer, params: types.CodeActionParams) -> list[types.CodeAction]:
+    """Return the replacements that the diagnostics in a range propose."""
+    shown = ls.workspace.get_text_document(params.text_document.uri)
+    within = Span(_offset(params.range.start, shown), _offset(params.range.end, shown))
+    return [
+        types.CodeAction(
+            f"Replace with `{meant}`",
+            types.CodeActionKind.QuickFix,
+            [_diagnostic(found, shown)],
+            is_preferred=True,
+            edit=types.WorkspaceEdit({shown.uri: [types.TextEdit(_range(found.span, shown), meant)]}),
+        )
+        for found, meant in _document(shown).fixes(within)
+    ]
+
+
+@server.feature(types.TEXT_DOCUMENT_SIGNATURE_HELP, types.SignatureHelpOptions(["(", ","]))
+def sign(ls: LanguageServer, params: types.SignatureHelpParams) -> types.SignatureHelp | None:
+    """Return the form of the function whose arguments are being written."""
+    shown = ls.workspace.get_text_document(params.text_document.uri)
+    found = _document(shown).signature(_offset(params.position, shown))
+    if found is None:
+        return None
+    word, parameters, active = found
+    named = [types.ParameterInformation(each) for each in parameters]
+    return types.SignatureHelp([types.SignatureInformation(word.form, word.doc, named)], 0, active)
+
+
+@server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+def outline(ls: LanguageServer, params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
+    """Return the statements of a text."""
+    shown = ls.workspace.get_text_document(params.text_document.uri)
+    return [
+        types.DocumentSymbol(name, _SYMBOLS[type(statement)], _range(statement.span, shown), _range(place, shown))
+        for name, statement, place in _document(shown).statements()
+    ]
+
+
+@server.feature(types.TEXT_DOCUMENT_DEFINITION)
+def define(ls: LanguageServer, params: types.DefinitionParams) -> types.Location | None:
+    """Return the place that defines a name, which may be in a library."""
+    workspace, here = _symbol_at(ls, params.text_document, params.position)
+    found = None if here is None else workspace.definition(here.symbol)
+    return None if found is None else _location(ls, *found)
+
+
+@server.feature(types.TEXT_DOCUMENT_REFERENCES)
+def refer(ls: LanguageServer, params: types.ReferenceParams) -> list[types.Location]:
+    """Return the places of a name in this file, its tests, and the files that share it by a library."""
+    workspace, here = _symbol_at(ls, params.text_document, params.position)
+    places = {} if here is None else workspace.references(here.symbol)
+    return [_location(ls, path, span) for path, spans in places.items() for span in spans]
+
+
+@server.feature(types.TEXT_DOCUMENT_RENAME)
+def rename(ls: LanguageServer, params: types.RenameParams) -> types.WorkspaceEdit | None:
+    """Rename a name wherever it stands; an error says why that is impossible."""
+    workspace, here = _symbol_at(ls, params.text_document, params.position)
+    if here is None:
+        return None
+    try:
+        places = workspace.renamed(here.symbol, params.new_name)
+    except Unrenamable as error:
+        raise JsonRpcException(str(error), types.LSPErrorCodes.RequestFailed) from error
+    changes: dict[str, list[types.TextEdit]] = {}
+    for path, spans in places.items():
+        edits = [types.TextEdit(_location(ls, path, span).range, params.new_name) for span in spans]
+        changes[_uri(path)] = edits
+    return types.WorkspaceEdit(changes)
+
+
+#: Kinds of the statements in an outline.
+_SYMBOLS: Mapping[type[tree.Statement], types.SymbolKind] = {
+    tree.Param: types.SymbolKind.Constant,
+    tree.Let: types.SymbolKind.Variable,
+    tree.Def: types.SymbolKind.Function,
+    tree.Rule: types.SymbolKind.Event,
+    tree.Test: types.SymbolKind.Method,
+}
+
+
+def _symbol_at(
+    ls: LanguageServer, document: types.TextDocumentIdentifier, place: types.Position
+) -> tuple[Workspace, Occurrence | None]:
+    """Return the files around a text, as the editor has them, and the symbol at a place of it."""
+    shown = ls.workspace.get_text_document(document.uri)
+
+    def text(path: Path) -> str:
+        try:
+            return str(ls.workspace.get_text_document(_uri(path)).source)
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    workspace = Workspace(Path(shown.path), text)
+    return workspace, workspace.at(_offset(place, shown))
+
+
+def _uri(path: Path) -> str:
+    return from_fs_path(str(path)) or ""
+
+
+def _location(ls: LanguageServer, path: Path, span: Span) -> types.Location:
+    return types.Location(_uri(path), _range(span, ls.workspace.get_text_document(_uri(path))))
 
 
 def _document(shown: TextDocument) -> Document:

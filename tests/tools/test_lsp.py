@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from lsprotocol import types
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from smetric.cli import main
@@ -226,6 +227,29 @@ def test_document_of_tests_knows_the_names_of_its_policy(tmp_path: Path) -> None
         assert {word.text for word in found} == some
 
 
+@pytest.mark.parametrize(
+    ("text", "form", "parameter"),
+    [
+        ("route argmin(‖", "argmin(v where m, then: v…)", "v where m"),
+        ("let a = quantile(requests, ‖0.5)", "quantile(v where m, n , default: x)", "n"),
+        ("let a = greatest(requests, (mean(waiting) + ‖", "greatest(x, x…)", "x…"),
+        ("def busy(s, l) = l[s] > 3\nroute argmin(0) when busy(s, ‖", "busy(s, l)", "l"),
+        ("let a = least(1, 2, 3, ‖4)", "least(x, x…)", "x…"),
+    ],
+)
+def test_signature_names_the_present_argument(text: str, form: str, parameter: str) -> None:
+    text = f"policy p\n{text}"
+    found = Document(text.replace("‖", ""), "p.policy").signature(text.index("‖"))
+    assert found is not None
+    word, parameters, active = found
+    assert (word.form, parameters[active]) == (form, parameter)
+
+
+@pytest.mark.parametrize("text", ["let a = ‖", "let a = mean(requests)‖", "let a = (1 + ‖", "let a = nothing(‖"])
+def test_signature_is_absent_outside_of_calls(text: str) -> None:
+    assert Document(text.replace("‖", ""), "p.policy").signature(text.index("‖")) is None
+
+
 # ── the server ───────────────────────────────────────────────────────────────
 
 URI = "file:///fleet/mine.policy"
@@ -299,6 +323,48 @@ async def test_server_publishes_diagnostics_hovers_completions_and_layout(editor
 
     editor.text_document_did_close(types.DidCloseTextDocumentParams(document))
     assert not (await asyncio.wait_for(editor.published.get(), 30)).diagnostics
+
+
+@pytest.mark.slow
+async def test_server_navigates_renames_and_fixes(editor: Editor) -> None:
+    text = TEXT.replace("let l = requests", "let l = reqests")
+    (wrong,) = await editor.shows(text, 1)
+    document = types.TextDocumentIdentifier(URI)
+    fixes = await editor.text_document_code_action_async(
+        types.CodeActionParams(document, wrong.range, types.CodeActionContext([wrong]))
+    )
+    assert fixes is not None
+    (fix,) = fixes
+    assert isinstance(fix, types.CodeAction)
+    assert fix.edit is not None
+    assert fix.edit.changes is not None
+    assert list(fix.edit.changes[URI]) == [types.TextEdit(wrong.range, "requests")]
+
+    await editor.shows(TEXT, 2)
+    lines = TEXT.splitlines()
+    use = types.Position(8, lines[8].index("OVERLOAD") + 3)
+    found = await editor.text_document_definition_async(types.DefinitionParams(document, use))
+    assert found == types.Location(URI, types.Range(types.Position(3, 6), types.Position(3, 14)))
+    references = await editor.text_document_references_async(
+        types.ReferenceParams(types.ReferenceContext(True), document, use)
+    )
+    assert [each.range.start.line for each in references or []] == [3, 8, 15]
+    renamed = await editor.text_document_rename_async(types.RenameParams(document, use, "MUCH"))
+    assert renamed is not None
+    assert renamed.changes is not None
+    assert [edit.range.start.line for edit in renamed.changes[URI]] == [3, 8, 15]
+    assert {edit.new_text for edit in renamed.changes[URI]} == {"MUCH"}
+    with pytest.raises(JsonRpcException, match="`requests` is a feature"):
+        await editor.text_document_rename_async(types.RenameParams(document, use, "requests"))
+
+    symbols = await editor.text_document_document_symbol_async(types.DocumentSymbolParams(document))
+    names = ["OVERLOAD", "LIMIT", "l", "busy", "route stick", "route calm", "route", "one"]
+    assert [each.name for each in symbols or []] == names
+    inside = types.Position(10, lines[10].index("hit_len"))
+    signature = await editor.text_document_signature_help_async(types.SignatureHelpParams(document, inside))
+    assert signature is not None
+    assert signature.signatures[0].label == "argmax(v where m, then: v…)"
+    assert signature.active_parameter == 0
 
 
 @pytest.mark.slow
