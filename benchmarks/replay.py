@@ -39,7 +39,7 @@ _OUTCOMES = {
     Outcome.ROUTE: names.ROUTED,
     Outcome.REJECT: names.REJECTED,
     Outcome.HOLD: names.HELD,
-    Outcome.NOBODY: names.NO_CANDIDATE,
+    Outcome.NO_CANDIDATE: names.NO_CANDIDATE,
 }
 
 

@@ -112,14 +112,14 @@ class Exchanges:
             is_routed: an instance is to answer the request; otherwise the router itself does, and there is no trace.
         """
         exchange = Exchange(self, scope, route, trusted, is_routed)
-        self.tell(self.arrived, exchange)
+        self.notify(self.arrived, exchange)
         return exchange
 
     def unreadable(self, problem: HttpError, scope: Mapping[str, Any], is_seen: bool) -> None:
         """Report a refused request; arguments as of `Listener.unreadable`."""
-        self.tell(self._unreadable, problem, scope, is_seen)
+        self.notify(self._unreadable, problem, scope, is_seen)
 
-    def tell(self, listeners: Sequence[Callable[[*Ts], None]], *about: *Ts) -> None:
+    def notify(self, listeners: Sequence[Callable[[*Ts], None]], *about: *Ts) -> None:
         """Call *listeners*; count what they raise, and log it once a minute for each of them."""
         for listener in listeners:
             try:
@@ -207,7 +207,7 @@ class Attempt:
         exchange = self._exchange
         self.result, self.status, self.usage, self.finish_reason = result, status, usage, finish_reason
         self.ended_s = exchange.elapsed_s()
-        exchange.listeners.tell(exchange.listeners.attempt_ended, exchange, self)
+        exchange.listeners.notify(exchange.listeners.attempt_ended, exchange, self)
 
 
 class Exchange:
@@ -294,14 +294,14 @@ class Exchange:
             previous.followed_by = record.id
         listeners = self.listeners
         self.model = listeners.model_label(record.request.model)
-        listeners.tell(listeners.decided, self, record)
+        listeners.notify(listeners.decided, self, record)
 
     def attempt(self, path: str) -> Attempt:
         """Begin an attempt: the request is about to be sent to the chosen instance, to *path*."""
         assert self.record is not None
         attempt = Attempt(self, self.record, path, len(self.attempts) + 1)
         self.attempts.append(attempt)
-        self.listeners.tell(self.listeners.sent, self, attempt)
+        self.listeners.notify(self.listeners.sent, self, attempt)
         return attempt
 
     def give_up(self, reason: str) -> None:
@@ -311,7 +311,7 @@ class Exchange:
     def answering(self) -> None:
         """Report the first output of an answer that is no error."""
         if self.record is not None:
-            self.listeners.tell(self.listeners.answering, self, self.record)
+            self.listeners.notify(self.listeners.answering, self, self.record)
 
     def end(
         self, status: int, *, bytes_out: int = 0, events: int = 0, usage: Usage | None = None, error_type: str = ""
@@ -339,7 +339,7 @@ class Exchange:
             if record.is_inference:
                 record.ttft_s = self.ttft_s
             record.usage, record.error_type = usage, error_type
-        self.listeners.tell(self.listeners.ended, self)
+        self.listeners.notify(self.listeners.ended, self)
         self.attempts.clear()  # they refer to this exchange: a cycle would keep both until a garbage collection
         if record is not None:
             # The record outlives the request in the decision log, and must not keep its body alive.

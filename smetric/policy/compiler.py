@@ -191,7 +191,7 @@ class Compiler:
             those = code.name("those")
             code.assign(those, before)
             code.assign(left, quote("[i for i in those if mask[i]]", i=i, those=those, mask=mask))
-            if step.outcome is Outcome.NOBODY:
+            if step.outcome is Outcome.NO_CANDIDATE:
                 code.assign(stop, ast.Constant(len(step.guards)))
                 self._left.append(left)
                 self._stops.append(stop)

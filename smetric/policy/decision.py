@@ -160,12 +160,12 @@ class Decision:
     @property
     def status(self) -> int:
         """The HTTP status to answer a rejected client with; 0 otherwise."""
-        return 503 if self.outcome is Outcome.NOBODY else self.step.status
+        return 503 if self.outcome is Outcome.NO_CANDIDATE else self.step.status
 
     @property
     def message(self) -> str:
         """The message for a rejected client; empty otherwise."""
-        if self.outcome is Outcome.NOBODY:
+        if self.outcome is Outcome.NO_CANDIDATE:
             return f"no instance is left after `{self.rule}`"
         return self.step.message
 

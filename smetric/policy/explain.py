@@ -248,7 +248,7 @@ def _result(decision: Decision) -> str:
         return f"{decision.rule}: held, for {figure(decision.wait_s)} s in all at most"
     if decision.outcome is Outcome.REJECT:
         return f"{decision.rule}: rejected with {decision.status}"
-    if decision.outcome is Outcome.NOBODY:
+    if decision.outcome is Outcome.NO_CANDIDATE:
         return f"{decision.rule}: none of {len(decision.snapshot.ids)} instances is left"
     pick = decision.pick
     assert pick is not None

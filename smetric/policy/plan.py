@@ -196,7 +196,7 @@ class Outcome(enum.Enum):
     #: The request waits for a change of load, and is decided again.
     HOLD = "hold"
     #: A `keep` left no candidate: 503, named after the filter.
-    NOBODY = "nobody"
+    NO_CANDIDATE = "nobody"
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class Step:
     @property
     def is_filter(self) -> bool:
         """Whether it narrows the candidates: a `keep` or a `prefer`."""
-        return self.outcome in (Outcome.NOBODY, None)
+        return self.outcome in (Outcome.NO_CANDIDATE, None)
 
     @property
     def terms(self) -> list[Term]:

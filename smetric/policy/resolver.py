@@ -53,7 +53,7 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
 }
 #: The end of a decision by a statement with each keyword; a `keep` ends it if it leaves no candidate.
 _OUTCOMES = {
-    "keep": Outcome.NOBODY,
+    "keep": Outcome.NO_CANDIDATE,
     "prefer": None,
     "route": Outcome.ROUTE,
     "reject": Outcome.REJECT,

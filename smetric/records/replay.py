@@ -347,7 +347,7 @@ def _is_tie(decision: Decision, other: str) -> bool:
 #: Recorded outcomes without a choice, in the words of decisions.
 _OUTCOMES = {
     names.REJECTED: Outcome.REJECT.value,
-    names.NO_CANDIDATE: Outcome.NOBODY.value,
+    names.NO_CANDIDATE: Outcome.NO_CANDIDATE.value,
     names.HELD: Outcome.HOLD.value,
 }
 RECORDED = "recorded"

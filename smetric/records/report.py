@@ -96,7 +96,7 @@ def _in_words(move: Move, count: int, example: Example) -> ExampleText:
     )
 
 
-def as_json(found: Comparison, told: Sequence[ExampleText]) -> dict[str, Any]:
+def as_json(found: Comparison, shown: Sequence[ExampleText]) -> dict[str, Any]:
     """Return the comparison as JSON values; shares are 0..1, None if there is nothing to divide by."""
     instances = len(found.instances)
     return {
@@ -141,12 +141,12 @@ def as_json(found: Comparison, told: Sequence[ExampleText]) -> dict[str, Any]:
                 "before": {"choice": one.before, "explanation": one.why_before},
                 "after": {"choice": one.after, "explanation": one.why_after},
             }
-            for one in told
+            for one in shown
         ],
     }
 
 
-def as_text(found: Comparison, told: Sequence[ExampleText]) -> str:
+def as_text(found: Comparison, shown: Sequence[ExampleText]) -> str:
     """Return the comparison for a terminal."""
     parts = [headline(found), *notes(found), ""]
     if found.moves:
@@ -166,7 +166,7 @@ def as_text(found: Comparison, told: Sequence[ExampleText]) -> str:
         ]
         parts += _table([("requests by instance", found.before, found.after), *rows])
         parts += _left_out(len(found.instances), "instances")
-    for one in told:
+    for one in shown:
         parts += ["", f"{title(one)}", f"  {found.before}", _indented(one.why_before)]
         parts += [f"  {found.after}", _indented(one.why_after)]
     return "\n".join(parts).rstrip()
@@ -289,7 +289,7 @@ svg text { fill: var(--ink); font: 13px system-ui, sans-serif; } .b { fill: var(
 """
 
 
-def page(found: Comparison, told: Sequence[ExampleText]) -> str:
+def page(found: Comparison, shown: Sequence[ExampleText]) -> str:
     """Return the comparison as one self-contained HTML page, light and dark."""
     sentence = headline(found)
     body = [
@@ -297,7 +297,7 @@ def page(found: Comparison, told: Sequence[ExampleText]) -> str:
         f"<ul>{_each('li', notes(found))}</ul>",
         *_moves(found),
         *_load(found),
-        *_examples(found, told),
+        *_examples(found, shown),
         "<p>Each decision is taken as it stood: loads and caches are those that the recorded choices had caused.</p>",
     ]
     return (
@@ -368,12 +368,12 @@ def _short(instance: str) -> str:
     return instance if len(instance) <= 24 else instance[:23] + "…"
 
 
-def _examples(found: Comparison, told: Sequence[ExampleText]) -> list[str]:
-    parts = ["<h2>The most telling ones</h2>"] if told else []
-    for one in told:
+def _examples(found: Comparison, shown: Sequence[ExampleText]) -> list[str]:
+    parts = ["<h2>The most telling ones</h2>"] if shown else []
+    for one in shown:
         sides = "".join(
-            f"<div><strong>{escape(who)}</strong><pre>{escape(why)}</pre></div>"
-            for who, why in ((found.before, one.why_before), (found.after, one.why_after))
+            f"<div><strong>{escape(label)}</strong><pre>{escape(why)}</pre></div>"
+            for label, why in ((found.before, one.why_before), (found.after, one.why_after))
         )
         parts += [f"<h3>{escape(title(one))}</h3>", f'<div class="sides">{sides}</div>']
     return parts

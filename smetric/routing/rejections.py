@@ -38,7 +38,7 @@ class RejectionWatch(Listener):
         if decision is None or (decision.index >= 0 and not self._since):
             return
         arm = record.route, record.arm
-        if decision.outcome not in (Outcome.REJECT, Outcome.NOBODY):
+        if decision.outcome not in (Outcome.REJECT, Outcome.NO_CANDIDATE):
             self._since.pop(arm, None)
             self._reported.discard(arm)
             return

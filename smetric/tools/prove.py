@@ -159,7 +159,7 @@ def _not_kept(policy: Policy, vocabulary: Vocabulary, situation: Situation) -> C
     if decision.outcome is not Outcome.ROUTE:
         return None
     for at, (step, stop) in enumerate(zip(policy.plan.steps, decision.stops, strict=False)):
-        if step.outcome is Outcome.NOBODY and stop == len(step.guards):
+        if step.outcome is Outcome.NO_CANDIDATE and stop == len(step.guards):
             assert step.value is not None
             mask = policy.probe(decision, at, step.value)
             if mask is not True and not mask[decision.index]:
@@ -179,7 +179,7 @@ def _reads_a_load(policy: Policy, vocabulary: Vocabulary) -> bool:
 
 
 def _keeps(policy: Policy, _: Vocabulary) -> bool:
-    return any(step.outcome is Outcome.NOBODY for step in policy.plan.steps)
+    return any(step.outcome is Outcome.NO_CANDIDATE for step in policy.plan.steps)
 
 
 _ROWS = (

@@ -15,7 +15,7 @@ from tests.policy.deciding import decide, policy
 
 def test_keep_without_survivors_is_503_and_names_the_filter() -> None:
     decision = decide("keep requests > 99 as has_load\nroute argmin(requests)")
-    assert (decision.outcome, decision.status, decision.rule) == (Outcome.NOBODY, 503, "has_load")
+    assert (decision.outcome, decision.status, decision.rule) == (Outcome.NO_CANDIDATE, 503, "has_load")
     assert decision.instance is None
     assert "has_load" in decision.message
 

@@ -352,12 +352,12 @@ async def test_propagators_are_those_that_are_asked_for_and_unknown_ones_are_log
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_read_without_an_error(value: bytes) -> None:
+def test_trace_headers_of_any_bytes_pass_on_without_an_error(value: bytes) -> None:
     assert traced_id([(b"traceparent", value)]) in ("", TRACE.decode())
     passed((b"traceparent", PARENT), (b"tracestate", value), (b"baggage", value))
 
 
-async def test_any_bytes_are_extracted_without_an_error(app: Telemetry) -> None:
+async def test_trace_headers_of_odd_bytes_are_extracted_without_an_error(app: Telemetry) -> None:
     for value in (b"\xff" * 40, b"\x00", b"00-\xe4-1-01", b"=,;"):
         await sent(app, (b"traceparent", value), (b"tracestate", value))
         await sent(app, (b"traceparent", PARENT), (b"tracestate", value))
