@@ -222,8 +222,8 @@ async def _proved(site: Site, model: str, engine: ExaminedEngine) -> Findings:
             # The sources learn what a router would report to them.
             if request.prompt is not None and usage.prompt_tokens:
                 router.tokens.learn(request.model, request.prompt.size, usage.prompt_tokens)
-            router.router.prefilled(request, instance)
-            router.router.settled(request, instance, usage)
+            router.router.lookups.prefilled(request, instance)
+            router.router.lookups.settled(request, instance, usage)
             deadline = asyncio.get_running_loop().time() + KNOWN_WITHIN_S
             prediction = await predict(site, site.read(probe.api, probe.body), instance)
             while not prediction.tokens and asyncio.get_running_loop().time() < deadline:

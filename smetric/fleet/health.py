@@ -438,11 +438,12 @@ class AttemptLog:
         health: judge of the instances.
     """
 
-    __slots__ = ("_blamed", "_failures", "_health", "_is_excused")
+    __slots__ = ("_blamed", "_health", "_is_excused", "failures")
 
     def __init__(self, health: Health) -> None:
         self._health = health
-        self._failures = 0
+        #: Failed attempts.
+        self.failures = 0
         self._is_excused = False
         self._blamed: tuple[Lease, str] | None = None
 
@@ -471,7 +472,7 @@ class AttemptLog:
         elif result in (names.CLOSED, names.PROTOCOL, names.TIMEOUT, names.ENGINE_ERROR) or (
             result == names.STATUS_5XX and status not in NEUTRAL
         ):
-            self._failures += 1
+            self.failures += 1
             self._blamed = (lease, result)
             self._health.record_suspect_failure(instance)
 
@@ -506,7 +507,7 @@ class AttemptLog:
 
     def close(self) -> None:
         """Report a single failure; called when the request is over."""
-        if self._failures == 1 and self._blamed is not None:
+        if self.failures == 1 and self._blamed is not None:
             lease, result = self._blamed
             if not lease.is_past:
                 self._health.failed(lease.instance, result)

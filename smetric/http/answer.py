@@ -71,13 +71,13 @@ class UpstreamResponse:
         "_is_chunked",
         "_is_head",
         "_is_interim",
-        "_is_over",
         "_parser",
         "_unspent",
         "_wire",
         "has_head",
         "headers",
         "is_done",
+        "is_over",
         "is_reusable",
         "is_silent",
         "pieces",
@@ -95,7 +95,7 @@ class UpstreamResponse:
         #: Bytes received since the last byte of the body.
         self._unspent = 0
         #: Finished or closed: the connection may serve another request.
-        self._is_over = False
+        self.is_over = False
         self.status = 0
         #: As received: order, case and duplicates kept.
         self.headers: Headers = []
@@ -150,14 +150,14 @@ class UpstreamResponse:
 
     def finish(self) -> None:
         """Give the connection back after the body was read to its end."""
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             self._wire.finish(self)
 
     def close(self) -> None:
         """Close the connection, which makes the engine stop."""
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             self._wire.abort()
 
     # From the connection

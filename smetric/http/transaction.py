@@ -100,6 +100,10 @@ class Watchdog:
         if at < timer.at or timer.loop is not self._loop:
             timer.set(self._loop, at)
 
+    def extend(self, seconds: float) -> None:
+        """Move the deadline that was armed last to *seconds* from now, which is no earlier."""
+        self.at = self._loop.time() + seconds
+
     def disarm(self) -> None:
         """Remove the deadline."""
         self.at = inf
@@ -448,11 +452,10 @@ class Transaction:
             return
         if self.stage is not STARTED:
             raise self._out_of_place("http.response.body")
-        head, self._head = self._head, b""
-        framing, end = self._framing, b""
-        if framing is NO_BODY:
-            body = b""
-        elif framing is CHUNKED:
+        framing, head, end = self._framing, self._head, b""
+        if head:
+            self._head = b""
+        if framing is CHUNKED:
             if body:
                 head, end = b"%b%x\r\n" % (head, len(body)), b"\r\n0\r\n\r\n" if is_last else b"\r\n"
             elif is_last:
@@ -461,11 +464,13 @@ class Transaction:
             self._remaining -= len(body)
             if self._remaining < 0:
                 raise RuntimeError("the answer is longer than its Content-Length")
-        if len(body) > COPIED_BYTES:
-            if not self._connection.is_closing:
+        elif framing is NO_BODY:
+            body = b""
+        if not self._connection.is_closing:
+            if len(body) > COPIED_BYTES:
                 self._connection.transport.writelines((head, body, end))
-        elif head or body:
-            self._send(head + body + end)
+            elif head or body:
+                self._connection.transport.write(head + body + end)
         if is_last:
             if framing is LENGTH and self._remaining:
                 raise RuntimeError("the answer is shorter than its Content-Length")

@@ -133,8 +133,8 @@ class AnswerObserver:
         self._type = ""
         #: The last byte was a CR. An LF behind it belongs to the same line break.
         self._has_cr = False
-        #: How an event begins and ends that holds nothing but output, once one has passed.
-        self._usual = (b"\n\n", b"")
+        #: How an event begins and ends that holds nothing but output, once one has passed; no event does before.
+        self._usual = (b"\n\n", b"\n\n")
         self._counts: dict[str, Any] = {}
         #: The last event has passed, to its end; True for an answer without one.
         self.ended = not is_stream or api not in _LAST
@@ -153,6 +153,10 @@ class AnswerObserver:
         """Look at *piece*, which goes to the client."""
         self.size += len(piece)
         rest = self._rest
+        begin, end = self._usual
+        if piece.startswith(begin) and piece.endswith(end) and not rest and piece.find(b"\n\n") == len(piece) - 2:
+            self.events += 1
+            return
         if not self.is_stream:
             self.has_output = True
             self._rest = rest + piece
@@ -163,8 +167,8 @@ class AnswerObserver:
             if text.endswith(b"\n\n"):
                 self._rest = b""
             else:
-                end = text.rfind(b"\n\n", max(0, len(rest) - 1)) + 2
-                text, self._rest = (text[:end], text[end:]) if end > 1 else (b"", text)
+                whole = text.rfind(b"\n\n", max(0, len(rest) - 1)) + 2
+                text, self._rest = (text[:whole], text[whole:]) if whole > 1 else (b"", text)
             if text:
                 self._read(text)
         if len(self._rest) > KEPT_BYTES:
@@ -218,10 +222,10 @@ class AnswerObserver:
     def _read(self, text: bytes) -> None:
         """Read whole events."""
         begin, end = self._usual
-        for event in text.split(b"\n\n"):
-            if event.startswith(begin) and event.endswith(end) and not self._is_long:
+        for event in text[:-2].split(b"\n\n"):
+            if event.startswith(begin) and event.endswith(end[:-2]) and not self._is_long:
                 self.events += 1
-            elif event:
+            else:
                 self._event(event)
 
     def _event(self, text: bytes) -> None:
@@ -244,13 +248,14 @@ class AnswerObserver:
             elif (found := _decoded(data)) is not None and isinstance(found.type, str):
                 kind = found.type
         error: Any = None
-        if found is None:
+        if found is None and kind != "[DONE]":
             self._skim(text)
-        else:
+        elif found is not None:
             self._note_names(text)
             error = found.error
-            for part in (found, _decoded(found.message), _decoded(found.response)):
-                if part is not None:
+            self._count(found.usage)
+            for inner in (found.message, found.response):
+                if inner and (part := _decoded(inner)) is not None:
                     error = error or part.error
                     self._count(part.usage)
         if error or kind in _ERRORS:
@@ -299,16 +304,16 @@ class AnswerObserver:
                 self._counts |= {name: count for name, count in _decode_counts(usage).items() if count is not None}
 
     def _bounds(self, text: bytes, kind: str) -> tuple[bytes, bytes]:
-        """Return how an event begins and ends that holds as little but output as *text*, of type *kind*, does."""
+        """Return how events begin and end that hold nothing but output, as *text* does, which is of type *kind*."""
         if self._api in _WITHOUT_OUTPUT:
             at = text.find(kind.encode()) + len(kind)
             if kind.endswith("delta") and kind != "message_delta" and len(kind) <= at <= 100:
-                return text[:at], b""
+                return text[:at], b"\n\n"
         elif (at := text.find(b'"choices":')) >= 0:
             if (end := text.find(b'"finish_reason":null', at)) >= 0:
-                return text[:at], text[end:]
+                return text[:at], text[end:] + b"\n\n"
             if text.endswith(b'"}}]}'):
-                return text[:at], b'"}}]}'
+                return text[:at], b'"}}]}\n\n'
         return self._usual
 
     def _carries_output(self, kind: str, found: _Object | None) -> bool:
@@ -344,7 +349,7 @@ def _is_refusal(error: Any) -> bool:
 
 def _decoded(text: bytes | msgspec.Raw) -> _Object | None:
     try:
-        return _decode_object(text) if text else None
+        return _decode_object(text)
     except UNREADABLE:
         return None
 
@@ -386,6 +391,7 @@ class Delivery:
         is_prefilled: output has passed.
         is_sent: the last piece has been sent as such.
         due: deadline of the first output, on the loop's clock.
+        idle_s: longest pause from then on.
         observer: observes its bytes.
     """
 
@@ -405,6 +411,7 @@ class Delivery:
     is_prefilled: bool = field(default=False, init=False)
     is_sent: bool = field(default=False, init=False)
     due: float = field(init=False)
+    idle_s: float = field(init=False)
     observer: AnswerObserver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -415,7 +422,7 @@ class Delivery:
         if self.is_stream:
             headers.append((b"x-accel-buffering", b"no"))
         is_readable_stream = self.is_stream and self.answer.status == 200 and not self.is_compressed
-        self.due = self.client.watchdog.at
+        self.due, self.idle_s = self.client.watchdog.at, self.context.deadlines.idle_s
         self.observer = self.lease.answer = AnswerObserver(self.record.request.api, is_readable_stream)
 
     async def run(self, held: bytes) -> None:
@@ -457,33 +464,36 @@ class Delivery:
         """Pass *piece* on; return whether the client takes more now."""
         observer, client = self.observer, self.client
         observer.passed(piece)
+        if self.is_prefilled and not self.answer.is_done:
+            client.watchdog.extend(self.idle_s)
+            return not client.pass_on(piece)
         self.is_sent = is_last = observer.ended and self.answer.is_done
         if is_last:
             self.lease.release()  # the engine is done, however long the client takes to read
-        elif self.is_prefilled:
-            client.watchdog.arm(self.context.deadlines.idle_s, "idle")
         if self.is_prefilled:
             return not client.pass_on(piece, is_last=is_last)
         self._tie()
-        record, lease, router = self.record, self.lease, self.context.router
-        is_current = not lease.is_past
-        if is_output := observer.has_output:
-            self.is_prefilled = True
-            lease.first_output()
-            ttfc_s = self.attempt.first_output()
-            if is_current and record.is_inference and observer.is_stream:
-                self.trial.waited(lease, ttfc_s)
-                router.first_token(lease, ttfc_s)
+        ttfc_s = self.attempt.first_output() if observer.has_output else 0.0
         is_full = client.pass_on(piece, is_last=is_last) if self.has_begun else self._begin(piece, is_last=is_last)
-        if is_output:
-            if not is_last:
-                client.watchdog.arm(self.context.deadlines.idle_s, "idle")
-            if record.is_inference and self.answer.status == 200:
-                if is_current:
-                    router.prefilled(record.request, lease.instance)
-                record.request.answering()
-                self.exchange.answering()
+        if observer.has_output:
+            client.watchdog.arm(self.idle_s, "idle")
+            self._prefilled(ttfc_s)
         return not is_full
+
+    def _prefilled(self, ttfc_s: float) -> None:
+        """Learn from the first output, which came *ttfc_s* seconds after the request was sent."""
+        self.is_prefilled = True
+        record, lease, lookups = self.record, self.lease, self.context.router.lookups
+        is_current = not lease.is_past
+        lease.first_output()
+        if is_current and record.is_inference and self.observer.is_stream:
+            self.trial.waited(lease, ttfc_s)
+            lookups.first_token(lease, ttfc_s)
+        if record.is_inference and self.answer.status == 200:
+            if is_current:
+                lookups.prefilled(record.request, lease.instance)
+            record.request.answering()
+            self.exchange.answering()
 
     def _begin(self, piece: bytes, *, is_last: bool) -> bool:
         """Send the head with *piece*; return whether to wait until the client has drained."""
@@ -495,7 +505,7 @@ class Delivery:
         client = self.client
         await client.drained()
         if self.is_prefilled:
-            client.watchdog.arm(self.context.deadlines.idle_s, "idle")
+            client.watchdog.arm(self.idle_s, "idle")
         else:
             client.watchdog.arm(self.due - client.task.get_loop().time(), "first_byte")
 
@@ -539,7 +549,7 @@ class Delivery:
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
             context.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
         if (is_whole or usage is not None) and self.answer.status == 200 and record.is_inference and not lease.is_past:
-            context.router.settled(request, lease.instance, usage)
+            context.router.lookups.settled(request, lease.instance, usage)
             context.caches.answered(record, usage, self.scope["headers"])
         return usage
 

@@ -106,7 +106,8 @@ class Forwarding:
             await self._fail(error)
         finally:
             self.context.retries.ended()
-            self.trial.close()
+            if self.trial.failures:
+                self.trial.close()
 
     async def _attempts(self) -> None:
         router, permit = self.context.router, self.permit
@@ -220,8 +221,8 @@ class Forwarding:
             attempt.end("aborted", status=answer.status if answer is not None else None)
             raise
         finally:
-            if answer is not None:
-                answer.close()  # unless it was read to its end
+            if answer is not None and not answer.is_over:
+                answer.close()
 
     async def _answer(
         self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: UpstreamResponse
@@ -244,7 +245,8 @@ class Forwarding:
             except AnswerBroken:
                 attempt.end("closed", status=answer.status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
-        self.trial.answers(answer.status)
+        if self.trial.failures:
+            self.trial.answers(answer.status)
         self.body = None  # no other instance is tried from here on
         self.permit.settle(0)
         self.delivery = Delivery(

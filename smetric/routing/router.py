@@ -19,7 +19,7 @@ from smetric.fleet.fleet import DECODE_BLOCKS, Fleet
 from smetric.fleet.instance import Instance, Lease
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Outcome, Policy, Snapshot
-from smetric.request.request import InferenceRequest, Usage
+from smetric.request.request import InferenceRequest
 from smetric.routing.policy_files import Generation
 from smetric.routing.routes import Arm, Route, Routes
 from smetric.sources.lookups import Columns, LookupDeadline, Lookups
@@ -104,10 +104,11 @@ class Router:
     ) -> None:
         self.fleet = fleet
         self.routes = routes
-        self._lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
+        #: The sources, which learn from what becomes of a request.
+        self.lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
         #: By route, for those with observed policies or shadows.
         self._observers = {
-            route: Observer(fleet, self._lookups) for route in routes.all if observed or route.shadows is not None
+            route: Observer(fleet, self.lookups) for route in routes.all if observed or route.shadows is not None
         }
         self.follow(observed)
         self._at_hand_every_s = at_hand_every_s
@@ -160,7 +161,7 @@ class Router:
         policy = generation.policy
         seed = self._rng.getrandbits(63)
         observer = self._observers.get(route)
-        self._lookups.describe(request, policy.fields if observer is None else policy.fields | observer.fields)
+        self.lookups.describe(request, policy.fields if observer is None else policy.fields | observer.fields)
         evaluate_s = lookup_s = 0.0
         wanted = policy.lookups_always
         asked: Columns = {}
@@ -170,7 +171,7 @@ class Router:
         while True:
             if wanted:
                 started = time.perf_counter()
-                answer = self._lookups.of(request, wanted, candidates, lookup_s)
+                answer = self.lookups.of(request, wanted, candidates, lookup_s)
                 if isinstance(answer, dict):
                     fresh = answer
                 else:
@@ -217,7 +218,7 @@ class Router:
             blocks = request.prompt_blocks()[0] if is_asked else ()
             own_hit = None if hit is None else int(hit)
             lease = instance.charge(request.prompts, request.prompt_len, own_hit, stored, blocks)
-            self._lookups.sent(request, lease)
+            self.lookups.sent(request, lease)
             outcome = "routed"
         elif decision.outcome is Outcome.REJECT:
             error, outcome = Shed(decision.status, decision.message, decision.retry_after_s), "rejected"
@@ -236,7 +237,7 @@ class Router:
             )
         if leased:
             lease = instance.charge(request.prompts, request.prompt_len)
-            self._lookups.sent(request, lease)
+            self.lookups.sent(request, lease)
         else:
             lease = instance.charge(0, 0)
         arm = route.control
@@ -252,21 +253,9 @@ class Router:
         """Remember that *instance* holds the response *response_id*."""
         self._pins[response_id] = instance
 
-    def first_token(self, lease: Lease, seconds: float) -> None:
-        """Report to the sources that the stream of a request began *seconds* after it was sent."""
-        self._lookups.first_token(lease, seconds)
-
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Report to the sources that *instance* has prefilled *request*."""
-        self._lookups.prefilled(request, instance)
-
-    def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """Report to the sources that *instance* has answered *request*, to the end or as far as *usage* says."""
-        self._lookups.settled(request, instance, usage)
-
     def forget(self, instance: Instance) -> None:
         """Drop what is known of *instance*, which has restarted: its cache, and the responses stored on it."""
-        self._lookups.forget(instance)
+        self.lookups.forget(instance)
         with self._pins.timer:  # a pin that expires between being found and being deleted is an error
             for response_id in [key for key, holder in self._pins.items() if holder is instance]:
                 del self._pins[response_id]

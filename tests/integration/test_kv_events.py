@@ -77,7 +77,7 @@ async def test_router_sends_follow_up_where_kv_events_say(routed: tuple[Applicat
     await until(lambda: all(each.messages and each.is_known for each in caches(application).values()))
     e0, e1 = application.fleet.instances
     # The router itself sent this prompt elsewhere; the caches differ.
-    application.router.prefilled(follow_up(), e0)
+    application.router.lookups.prefilled(follow_up(), e0)
     routing = await application.router.route(follow_up())
     assert routing.decision is not None
     assert (routing.decision.rule, routing.instance) == ("stick", e1)
@@ -108,7 +108,7 @@ async def test_router_falls_back_to_prefix_index_where_kv_events_are_unknown(
     await until(lambda: caches(application)["e1"].missed == 1)
     await until(lambda: bool(caches(application)["e0"].messages) and caches(application)["e0"].is_known)
     e1 = application.fleet.instances[1]
-    application.router.prefilled(follow_up(), e1)
+    application.router.lookups.prefilled(follow_up(), e1)
     routing = await application.router.route(follow_up())
     assert routing.decision is not None
     assert routing.decision.snapshot.origins_of("hit_len") == ["kv_events", "prefix_index"]

@@ -302,7 +302,7 @@ async def test_router_reports_prefilled_requests_to_sources() -> None:
     fleet, source = fleet_of(), FakeSource({})
     router = router_of(fleet, source)
     request = InferenceRequest(id="r1")
-    router.prefilled(request, fleet["c"])
+    router.lookups.prefilled(request, fleet["c"])
     assert source.seen == [("r1", fleet["c"])]
 
 
@@ -351,7 +351,7 @@ async def test_router_reports_complete_answers_to_sources() -> None:
     fleet, learner = fleet_of(), FakeLearner()
     router = router_of(fleet, FakeSource({}), learner)
     usage = Usage(100, 10, 64)
-    router.settled(InferenceRequest(id="r"), fleet["a"], usage)
+    router.lookups.settled(InferenceRequest(id="r"), fleet["a"], usage)
     assert learner.answers == [("r", fleet["a"], usage)]
 
 

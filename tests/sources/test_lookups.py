@@ -194,7 +194,7 @@ async def test_follower_receives_the_events_of_a_request(tmp_path: Path) -> None
     router = router_with(told, tmp_path, "policy p\nroute argmin(requests) when req.class_share > 0\nroute argmin(1)\n")
     routing = await router.route(InferenceRequest())
     assert routing.lease is not None
-    router.first_token(routing.lease, 0.5)
+    router.lookups.first_token(routing.lease, 0.5)
     router.forget(router.fleet.instances[0])
     assert told.events == ["describe", "sent", "first_token 0.5", "forget a"]
 
