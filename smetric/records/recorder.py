@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -79,25 +79,15 @@ class _Generation:
     plain: frozenset[str]
 
 
-class Lines(Protocol):
-    """Receiver of lines, such as `smetric.records.writer.Writer`."""
-
-    def put(self, key: int, preamble: bytes, line: bytes) -> None:
-        """Take *line*, after *preamble* if there is no preamble *key* yet."""
-
-    def record_failure(self) -> int | None:
-        """Count a line that could not be made; return the suppressed count, or None if this one is suppressed too."""
-
-
 class Recorder(Listener):
     """Listener that writes one line per decision.
 
     Args:
-        writer: receiver of the lines.
+        writer: writes the lines; None to make them only.
         observed: policies that the record will be replayed with; the request fields they read are recorded.
     """
 
-    def __init__(self, writer: Lines, observed: Sequence[Policy] = ()) -> None:
+    def __init__(self, writer: Writer | None = None, observed: Sequence[Policy] = ()) -> None:
         self._writer = writer
         #: Observed policies with their start, Unix nanoseconds; the last few, for decisions that end later.
         self._observed: deque[tuple[int, Sequence[Policy]]] = deque([(0, observed)], _MOST_OBSERVED)
@@ -124,19 +114,28 @@ class Recorder(Listener):
             self.write(exchange.record)
 
     def write(self, record: DecisionRecord) -> None:
-        """Write *record*, which no longer changes. A line that cannot be made is counted and logged."""
+        """Write *record*, which no longer changes."""
+        made = self.line(record)
+        if made is not None and self._writer is not None:
+            self._writer.put(*made)
+
+    def line(self, record: DecisionRecord) -> tuple[int, bytes, bytes] | None:
+        """Return the number and the line of the policy, and the line of *record*.
+
+        A line that cannot be made is counted and logged, and None is returned.
+        """
         try:
             since, observed = self._observed_at(record.time_ns)
             key = record.policy, record.generation, since
             generation = self._generations.get(key)
             if generation is None:
                 generation = self._generations[key] = self._remember(record, observed)
-            line = _encode(_line(record, generation)) + b"\n"
+            return generation.number, generation.policy, _encode(_line(record, generation)) + b"\n"
         except Exception:
-            if (kept_back := self._writer.record_failure()) is not None:
+            kept_back = self._writer.record_failure() if self._writer is not None else 0
+            if kept_back is not None:
                 log.exception("smetric.record.failed", record="decisions", kept_back=kept_back)
-            return
-        self._writer.put(generation.number, generation.policy, line)
+            return None
 
     def _observed_at(self, time_ns: int) -> tuple[int, Sequence[Policy]]:
         """Return the observed policies of that time, for which fields were filled on demand."""
@@ -294,37 +293,17 @@ _decision = msgspec.json.Decoder(DecisionLine).decode
 _policy = msgspec.json.Decoder(PolicyLine).decode
 
 
-class _Last:
-    """Receiver that keeps the last line."""
-
-    def __init__(self) -> None:
-        self._line: tuple[int, bytes, bytes] | None = None
-
-    def put(self, key: int, preamble: bytes, line: bytes) -> None:
-        self._line = key, preamble, line
-
-    def record_failure(self) -> int | None:
-        return 0
-
-    def take(self) -> tuple[int, bytes, bytes] | None:
-        """Return number and line of the policy, and the line of the decision, once."""
-        line, self._line = self._line, None
-        return line
-
-
 def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> Iterator[Recorded]:
     """Yield *records* as a record would hold them, with what *observed* policies read.
 
     Each goes through its text and back, so that it is decided exactly as from a file.
     """
-    last = _Last()
-    recorder = Recorder(last, observed)
+    recorder = Recorder(observed=observed)
     policies: dict[int, PolicyLine] = {}
     for record in records:
-        recorder.write(record)
-        taken = last.take()
-        if taken is not None:
-            key, policy, line = taken
+        made = recorder.line(record)
+        if made is not None:
+            key, policy, line = made
             if key not in policies:
                 policies[key] = _policy(policy)
             yield Recorded(_decision(line), policies[key])
@@ -332,10 +311,8 @@ def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> I
 
 def alone(record: DecisionRecord) -> bytes | None:
     """Return *record* alone as JSON, for `smetric.records.reader.read_alone`; None if it cannot be written."""
-    last = _Last()
-    Recorder(last).write(record)
-    taken = last.take()
-    return b'{"header":%b,"policy":%b,"decision":%b}' % (header(), *taken[1:]) if taken is not None else None
+    made = Recorder().line(record)
+    return b'{"header":%b,"policy":%b,"decision":%b}' % (header(), *made[1:]) if made is not None else None
 
 
 class RecordStack:
