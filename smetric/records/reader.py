@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 
@@ -32,21 +32,6 @@ _PIECE = 256 << 10
 MAX_LINE = 16 << 20
 
 Pack = Callable[[bytes], bytes]
-
-
-class _Frame(Protocol):
-    """Decompressor of one frame."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the frame has ended."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """Bytes after its end."""
-
-    def decompress(self, data: bytes, /) -> bytes:
-        """Return the decompressed next bytes."""
 
 
 def packer(path: Path) -> Pack:
@@ -116,7 +101,8 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[bytes | None]:
     return iter(lambda: file.read(_PIECE), b"")
 
 
-def _frames(file: IO[bytes], name: str, begin: Callable[[], _Frame], damage: type[Exception]) -> Iterator[bytes | None]:
+def _frames(file: IO[bytes], name: str, begin: Callable[[], Any], damage: type[Exception]) -> Iterator[bytes | None]:
+    """Yield the content of frames, for each of which *begin* returns a decompressor that raises *damage*."""
     frame, is_begun = begin(), False
     while data := file.read(_PIECE):
         while data:

@@ -200,38 +200,35 @@ def is_kept(sampler: Sampler, flag: bool | None, outcome: str = names.ROUTED, **
     return sampler.should_sample(context, 7, "POST", attributes=about).decision is Decision.RECORD_AND_SAMPLE
 
 
-KEPT = frozenset(names.KEPT)
-
-
-@pytest.mark.parametrize("outcome", sorted(set(names.OUTCOMES) - names.ORDINARY))
-@pytest.mark.parametrize("flag", [None, False, True])
-def test_sampler_keeps_every_odd_outcome(outcome: str, flag: bool | None) -> None:
-    assert is_kept(KeepSampler(ALWAYS_OFF, KEPT, True), flag, outcome)
-    assert is_kept(KeepSampler(ParentBased(ALWAYS_OFF), KEPT, True), flag, outcome)
-
-
-def test_sampler_keeps_migrations_and_failures() -> None:
-    sampler = KeepSampler(ALWAYS_OFF, KEPT, True)
-    assert is_kept(sampler, None, **{names.MIGRATED_FROM: "gpu-1"})
-    assert is_kept(sampler, None, **{names.ERROR_TYPE: "closed"})
-    assert not is_kept(KeepSampler(ALWAYS_OFF, frozenset({names.HELD}), True), None, names.REJECTED)
+ALL = frozenset(names.KEPT)
+MOVED, FAILED = {names.MIGRATED_FROM: "gpu-1"}, {names.ERROR_TYPE: "closed"}
 
 
 @pytest.mark.parametrize("flag", [None, False, True])
-def test_sampler_asks_the_users_one_about_the_rest(flag: bool | None) -> None:
-    assert is_kept(KeepSampler(ParentBased(ALWAYS_ON), KEPT, True), flag) is (flag is not False)
-    assert is_kept(KeepSampler(ParentBased(ALWAYS_OFF), KEPT, True), flag, names.PINNED) is bool(flag)
-    assert is_kept(KeepSampler(ALWAYS_ON, KEPT, True), flag)
-    assert not is_kept(KeepSampler(ALWAYS_OFF, KEPT, True), flag)
-
-
-@pytest.mark.parametrize("inner", [ParentBased(ALWAYS_ON), ALWAYS_OFF])
-def test_sampler_may_follow_a_caller_that_does_not_record(inner: Sampler) -> None:
-    polite = KeepSampler(inner, KEPT, False)
-    assert not is_kept(polite, False, names.REJECTED)
-    assert is_kept(polite, True, names.REJECTED)
-    assert is_kept(polite, None, names.REJECTED)  # a root of our own has no caller
-    assert is_kept(KeepSampler(ALWAYS_ON, KEPT, False), False, names.REJECTED)
+@pytest.mark.parametrize(
+    ("inner", "keep", "over_parent", "outcome", "more", "kept"),
+    [
+        *((ALWAYS_OFF, ALL, True, outcome, {}, True) for outcome in sorted(set(names.OUTCOMES) - names.ORDINARY)),
+        (ParentBased(ALWAYS_OFF), ALL, True, names.REJECTED, {}, True),
+        (ALWAYS_OFF, ALL, True, names.ROUTED, MOVED, True),
+        (ALWAYS_OFF, ALL, True, names.ROUTED, FAILED, True),
+        (ALWAYS_OFF, frozenset({names.HELD}), True, names.REJECTED, {}, False),
+        # The user's sampler decides on the rest.
+        (ALWAYS_ON, ALL, True, names.ROUTED, {}, True),
+        (ALWAYS_OFF, ALL, True, names.ROUTED, {}, False),
+        (ParentBased(ALWAYS_ON), ALL, True, names.ROUTED, {}, {False: False}),
+        (ParentBased(ALWAYS_OFF), ALL, True, names.PINNED, {}, {None: False, False: False}),
+        # A caller that does not record may be followed.
+        (ParentBased(ALWAYS_ON), ALL, False, names.REJECTED, {}, {False: False}),
+        (ALWAYS_OFF, ALL, False, names.REJECTED, {}, {False: False}),
+        (ALWAYS_ON, ALL, False, names.REJECTED, {}, True),
+    ],
+)
+def test_sampler_keeps_odd_requests_and_asks_the_users_one_about_the_rest(
+    inner: Sampler, keep: frozenset[str], over_parent: bool, outcome: str, more: Any, kept: Any, flag: bool | None
+) -> None:
+    expected = kept if isinstance(kept, bool) else kept.get(flag, True)
+    assert is_kept(KeepSampler(inner, keep, over_parent), flag, outcome, **more) is expected
 
 
 async def test_sampler_of_the_environment_decides(traced: Callable[..., Telemetry], receiver: Receiver) -> None:

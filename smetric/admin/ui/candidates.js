@@ -1,4 +1,4 @@
-// The table of a decision as its policy saw it: value, age and source of every cell, and who was chosen.
+// The table of a decision as its policy saw it: value, age and source of every cell, and the chosen instance.
 
 import { make, seconds } from "./text.js";
 
@@ -34,7 +34,7 @@ export function candidates(table) {
 function cell(one) {
   const text = one.unknown ? `? ${one.value}` : one.value;
   const notes = [one.age_s === undefined ? null : `${seconds(one.age_s)} old`, one.source].filter(Boolean);
-  return make("td", { class: one.unknown ? "n unknown" : "n", title: one.unknown ? "nobody knew it; the policy took this instead" : null }, text, notes.length ? make("small", {}, notes.join(", ")) : null);
+  return make("td", { class: one.unknown ? "n unknown" : "n", title: one.unknown ? "unknown; the policy used this value instead" : null }, text, notes.length ? make("small", {}, notes.join(", ")) : null);
 }
 
 /** How old a column is as a whole. */

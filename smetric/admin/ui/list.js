@@ -19,7 +19,7 @@ export class List {
     /** Decisions that wait, oldest first, by id. */
     this.waiting = new Map();
     this.missed = 0;
-    /** It stands still while somebody reads it, and while it is paused. */
+    /** Whether the list stands still: a decision is open, or it is paused. */
     this.isRead = false;
     this.isPaused = false;
     this.selected = null;
