@@ -4,8 +4,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from smetric import names
 from smetric.features import VOCABULARY
@@ -62,22 +60,6 @@ def test_json_and_text_are_below_two_kilobytes(id: str, top: int) -> None:
     assert len(rows) <= top
     assert bool(rows) == bool(top)
     assert len(decision_text.as_text(made, decision_text.summary(made), top).encode()) <= decision_text.LIMIT
-
-
-def test_text_is_the_summary_a_blank_line_and_a_table() -> None:
-    made = decision(4)
-    head, blank, *table = decision_text.as_text(made, "Why.", 8).split("\n")
-    assert head == "Why."
-    assert blank == ""
-    assert any("gpu-3" in line for line in table)
-
-
-@settings(max_examples=50)
-@given(st.integers(1, 40), st.integers(0, 32), st.integers(200, 2000))
-def test_json_is_never_cut_in_half(count: int, top: int, limit: int) -> None:
-    text = decision_text.as_json(decision(count), top, limit)
-    assert len(text) <= limit
-    assert len(orjson.loads(text)) <= min(top, count)
 
 
 def test_text_folds_guards_that_do_not_fit_on_a_line() -> None:

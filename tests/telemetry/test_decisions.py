@@ -8,7 +8,7 @@ import orjson
 from smetric import names
 from smetric.fleet.record import decision_id
 from smetric.policy import Snapshot
-from smetric.request.prompt import Prompt
+from smetric.request.prompt import BlockKeys, Prompt
 from smetric.request.request import Usage
 from smetric.telemetry.decisions import Activity, DecisionLog, brief, full
 from tests.fakes import exchange_of
@@ -97,12 +97,14 @@ def test_decision_log_keeps_no_body_alive() -> None:
     made = record()
     body = Body([b"how are you"], 4.0)
     gone = weakref.ref(body)
-    made.request.prompt = body
+    made.request.prompt, made.request.block_keys = body, {16: BlockKeys([1] * 16, 16)}
     del body
     run_one(app, made)
     gc.collect()
     assert gone() is None
-    assert len(app.decisions) == 1
+    assert not made.request.block_keys
+    assert app.decisions.get(made.id) is made
+    assert (made.status, made.ttft_s is not None) == (200, True)
 
 
 def test_activity_returns_each_record_once_in_order() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from structlog.testing import capture_logs
 
 from smetric import names
-from smetric.request.prompt import BlockKeys, Prompt
+from smetric.request.prompt import Prompt
 from smetric.telemetry.decisions import brief, full
 from smetric.telemetry.exchange import Telemetry
 from tests.telemetry.otlp_receiver import Receiver
@@ -38,13 +38,6 @@ def test_off_passes_a_trusted_context_on_and_makes_none() -> None:
         assert exchange.trace_id == ""
 
 
-def test_baggage_is_passed_on_when_asked_for() -> None:
-    app = telemetry({"OTEL_PROPAGATORS": "tracecontext,baggage"})
-    exchange = begin(app, (b"baggage", b"k=v"))
-    exchange.decided(record())
-    assert exchange.attempt(ROUTE).headers == [(b"baggage", b"k=v")]
-
-
 def test_ended_request_is_one_line_and_counts_once() -> None:
     with capture_logs() as lines:
         app = telemetry()
@@ -71,20 +64,6 @@ def test_ended_request_is_one_line_and_counts_once() -> None:
     assert read("smetric_requests_in_progress") == 0
     assert read("smetric_upstream_attempts_total", {"instance": "gpu-1", "result": "ok"}) == 1
     assert read("smetric_upstream_attempts_total", {"instance": "gpu-1", "result": "aborted"}) is None
-
-
-def test_decision_log_keeps_the_result_and_no_prompt() -> None:
-    app = telemetry()
-    made = record()
-    made.request.prompt = Prompt([b"how are you"], 4.0)
-    made.request.block_keys = {16: BlockKeys([1] * 16, 16)}
-    run_one(app, made)
-    kept = app.decisions.get(made.id)
-    assert kept is made
-    assert kept.request.prompt is None
-    assert not kept.request.block_keys
-    assert kept.status == 200
-    assert kept.ttft_s is not None
 
 
 async def test_telemetry_shows_no_prompt_session_or_credential(
