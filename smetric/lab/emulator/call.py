@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,6 +189,74 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Call of a function that stands for the text of a reply.
+
+    Args:
+        name: the function.
+        before: JSON of the arguments before the text, which is the value of one of them.
+        after: JSON behind it.
+        id: identifies the call.
+    """
+
+    name: str
+    before: str
+    after: str
+    id: str
+
+    def arguments(self, text: str) -> str:
+        """Return the arguments, as JSON."""
+        return self.before + self.escaped(text) + self.after
+
+    @staticmethod
+    def escaped(text: str) -> str:
+        """Return *text* within a JSON string."""
+        return json.dumps(text)[1:-1]
+
+
+def tool_call(tools: Sequence[dict[str, Any]], choice: Any, id_prefix: str) -> ToolCall | None:
+    """Return the call that `tool_choice` demands; None where the model may choose, as it chooses text.
+
+    Args:
+        tools: in Chat Completions form.
+        choice: `required` or `any` for the first one, or an object that names one.
+        id_prefix: of the call's id.
+
+    Raises:
+        EngineError: there is no such function.
+    """
+    if isinstance(choice, dict) and choice.get("type") in ("any", "auto", "none"):
+        choice = choice["type"]
+    if choice in (None, "auto", "none"):
+        return None
+    functions = [Fields(tool, "body.tools").nested("function") for tool in tools]
+    named: Any = functions[0].values.get("name") if functions else None
+    if isinstance(choice, dict):
+        named = Fields(choice, "body.tool_choice").nested("function").values.get("name", choice.get("name"))
+    function = next((each for each in functions if each.string("name") == named), None)
+    if function is None or not isinstance(named, str):
+        raise bad_request("tool_choice asks for a function that is not in tools", "tool_choice")
+    schema = function.nested("parameters")
+    properties = {name: kind for name, kind in schema.nested("properties").values.items() if isinstance(kind, dict)}
+    text = next(
+        (name for name, kind in properties.items() if kind.get("type") == "string" and "enum" not in kind), "input"
+    )
+    required = schema.values.get("required")
+    required = required if isinstance(required, list) else []
+    others = {name: _example(kind) for name, kind in properties.items() if name in required and name != text}
+    return ToolCall(named, json.dumps({**others, text: ""})[:-2], '"}', f"{id_prefix}{uuid.uuid4().hex[:24]}")
+
+
+def _example(schema: Mapping[str, Any]) -> Any:
+    """Return a value of a property: the first of its choices, or the zero of its type."""
+    zeros = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
+    choices, kind = schema.get("enum"), schema.get("type")
+    if isinstance(choices, list) and choices:
+        return choices[0]
+    return zeros.get(kind) if isinstance(kind, str) else None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLimits:
     """Served names, of which answers carry the first, and the longest prompt and output together, in tokens."""
 
@@ -208,6 +276,13 @@ class EmulatedCall:
         exact: the reply ends at the limit alone (`ignore_eos`).
         salt: separates cached prefixes.
         echo: repeat the prompt before the reply (Completions).
+        tool: the call that the reply is; None for text.
+        background: answer before it is generated (Responses).
+        store: keep the response for later requests (Responses).
+        chat: the conversation that `store` keeps.
+        previous: id of the response that this one follows.
+        dimensions: numbers of an embedding.
+        is_base64: whether they are packed.
     """
 
     prompts: Sequence[bytes]
@@ -226,6 +301,13 @@ class EmulatedCall:
     return_token_ids: bool = False
     echo: bool = False
     temperature: float | None = None
+    tool: ToolCall | None = None
+    background: bool = False
+    store: bool = False
+    chat: Sequence[dict[str, Any]] = ()
+    previous: str | None = None
+    dimensions: int = 0
+    is_base64: bool = False
 
 
 def parse_call(

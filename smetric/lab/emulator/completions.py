@@ -1,4 +1,4 @@
-"""OpenAI completions: /v1/chat/completions and /v1/completions. Tool calls and logprobs are never generated."""
+"""OpenAI completions: /v1/chat/completions and /v1/completions. Logprobs are never generated."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from smetric.lab.emulator.call import (
     check_model,
     parse_call,
     replies,
+    tool_call,
 )
 from smetric.lab.emulator.instance import Choice, EmulatedAnswer, EmulatedGeneration
 
@@ -42,7 +43,9 @@ def parse_chat(fields: Fields, limits: EngineLimits) -> EmulatedCall:
         limit = fields.integer("max_tokens")
     reply, is_open = fields.boolean("add_generation_prompt", default=True), fields.boolean("continue_final_message")
     prompt = tokenizer.render(messages, tools, reply, is_open)
-    return parse_call(fields, limits, [prompt], limit, replies(fields))
+    call = parse_call(fields, limits, [prompt], limit, replies(fields))
+    call.tool = tool_call(tools, fields.values.get("tool_choice"), "chatcmpl-tool-")
+    return call
 
 
 def parse_completion(fields: Fields, limits: EngineLimits) -> EmulatedCall:
@@ -51,7 +54,7 @@ def parse_completion(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     Raises:
         EngineError: it cannot be served.
     """
-    prompts = _prompts(fields.required("prompt"))
+    prompts = prompts_of(fields.required("prompt"), "prompt")
     check_model(fields, limits)
     limit = fields.integer("max_tokens")
     call = parse_call(fields, limits, prompts, DEFAULT_LIMIT if limit is None else limit, replies(fields))
@@ -59,11 +62,16 @@ def parse_completion(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     return call
 
 
-def _prompts(prompt: Any) -> list[bytes]:
+def prompts_of(prompt: Any, name: str) -> list[bytes]:
+    """Return the packed tokens of the field *name*: a text, token ids, or a list of these.
+
+    Raises:
+        EngineError: it is none of them, or empty.
+    """
     if isinstance(prompt, str):
         prompts = [tokenizer.encode(prompt)]
     elif not isinstance(prompt, list):
-        raise InvalidBodyError("string_type", "body.prompt", "Input should be a valid string", prompt)
+        raise InvalidBodyError("string_type", f"body.{name}", "Input should be a valid string", prompt)
     elif prompt and isinstance(prompt[0], int):
         prompts = [_from_ids(prompt)]
     else:
@@ -122,9 +130,9 @@ class ChatAnswer(EmulatedAnswer):
         start, reason = choice.sent, choice.finish_reason
         news: dict[str, Any] = {
             "index": choice.index,
-            "delta": {"content": choice.take()},
+            "delta": self._delta(choice),
             "logprobs": None,
-            "finish_reason": reason,
+            "finish_reason": self._reason(choice),
         }
         if reason is not None:
             news["stop_reason"] = None
@@ -142,20 +150,43 @@ class ChatAnswer(EmulatedAnswer):
             yield self._chunk([], {"usage": usage, "system_fingerprint": FINGERPRINT})
         yield DONE
 
+    def _delta(self, choice: Choice) -> dict[str, Any]:
+        """Return the new text, or the new part of a tool call: its name comes first."""
+        tool, is_first = self._call.tool, choice.sent == 0
+        if tool is None:
+            return {"content": choice.take()}
+        arguments = (tool.before if is_first else "") + tool.escaped(choice.take())
+        part: dict[str, Any] = {
+            "index": 0,
+            "function": {"arguments": arguments + (tool.after if choice.sequence.ended else "")},
+        }
+        if is_first:
+            part = {"id": tool.id, "type": "function", **part, "function": {"name": tool.name, **part["function"]}}
+        return {"tool_calls": [part]}
+
+    def _reason(self, choice: Choice) -> str | None:
+        return "tool_calls" if self._call.tool is not None and choice.finish_reason == "stop" else choice.finish_reason
+
     def _choice(self, choice: Choice) -> dict[str, Any]:
+        tool = self._call.tool
+        calls: dict[str, Any] = {}
+        if tool is not None:
+            function = {"name": tool.name, "arguments": tool.arguments(choice.produced)}
+            calls["tool_calls"] = [{"id": tool.id, "type": "function", "function": function}]
         return {
             "index": choice.index,
             "message": {
                 "role": "assistant",
-                "content": choice.produced,
+                "content": choice.produced if tool is None else None,
                 "refusal": None,
                 "annotations": None,
                 "audio": None,
                 "function_call": None,
                 "reasoning": None,
+                **calls,
             },
             "logprobs": None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._reason(choice),
             "stop_reason": None,
             "token_ids": choice.token_ids() if self._call.return_token_ids else None,
             "routed_experts": None,

@@ -6,7 +6,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from smetric.lab.emulator.call import EmulatedCall, EngineLimits, Fields, check_model, not_an_object, parse_call
+from smetric.lab.emulator.call import (
+    EmulatedCall,
+    EngineLimits,
+    Fields,
+    check_model,
+    not_an_object,
+    parse_call,
+    tool_call,
+)
 from smetric.lab.emulator.instance import Choice, EmulatedAnswer, named_event
 from smetric.lab.emulator.prompt import BILLING, count, function_tool, render
 
@@ -111,9 +119,12 @@ def parse_message(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     """
     fields.required("messages")
     fields.required("max_tokens")
-    prompt = render(*chat_of(fields))
+    messages, tools = chat_of(fields)
+    prompt = render(messages, tools)
     check_model(fields, limits)
-    return parse_call(fields, limits, [prompt], fields.integer("max_tokens"))
+    call = parse_call(fields, limits, [prompt], fields.integer("max_tokens"))
+    call.tool = tool_call(tools, fields.values.get("tool_choice"), "toolu_")
+    return call
 
 
 def count_tokens(fields: Fields, limits: EngineLimits) -> dict[str, Any]:
@@ -133,7 +144,8 @@ class MessageAnswer(EmulatedAnswer):
 
     def body(self) -> dict[str, Any]:
         """Return a `message`."""
-        content = [{"type": "text", "text": self._generation.choices[0].produced}]
+        text, tool = self._generation.choices[0].produced, self._call.tool
+        content = [{"type": "text", "text": text} if tool is None else self._use(json.loads(tool.arguments(text)))]
         head = {"id": self._call.id, "type": "message", "role": "assistant", "content": content}
         return {**head, "model": self._call.model, "stop_reason": self._stop_reason(), "usage": self._usage()}
 
@@ -150,14 +162,19 @@ class MessageAnswer(EmulatedAnswer):
             "usage": {"input_tokens": self._generation.prompt_tokens, "output_tokens": 0},
         }
         yield named_event({"type": "message_start", "message": message})
-        block = {"type": "text", "text": ""}
+        block = {"type": "text", "text": ""} if self._call.tool is None else self._use({})
         yield named_event({"type": "content_block_start", "content_block": block, "index": 0})
 
     def news(self, choice: Choice) -> Iterator[bytes]:
         """Return new text."""
-        text = choice.take()
+        tool, is_first, text = self._call.tool, choice.sent == 0, choice.take()
+        delta = {"type": "text_delta", "text": text}
+        if tool is not None:
+            text = (
+                (tool.before if is_first else "") + tool.escaped(text) + (tool.after if choice.sequence.ended else "")
+            )
+            delta = {"type": "input_json_delta", "partial_json": text}
         if text:
-            delta = {"type": "text_delta", "text": text}
             yield named_event({"type": "content_block_delta", "delta": delta, "index": 0})
 
     def closing(self) -> Iterator[bytes]:
@@ -167,8 +184,14 @@ class MessageAnswer(EmulatedAnswer):
         yield named_event({"type": "message_delta", "delta": delta, "usage": self._usage()})
         yield named_event({"type": "message_stop"})
 
+    def _use(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        tool = self._call.tool
+        assert tool is not None
+        return {"type": "tool_use", "id": tool.id, "name": tool.name, "input": arguments}
+
     def _stop_reason(self) -> str | None:
-        return _STOP_REASONS.get(self._generation.choices[0].finish_reason or "")
+        reason = self._generation.choices[0].finish_reason or ""
+        return "tool_use" if self._call.tool is not None and reason == "stop" else _STOP_REASONS.get(reason)
 
     def _usage(self) -> dict[str, int]:
         generation = self._generation

@@ -1,9 +1,10 @@
-"""OpenAI Responses: /v1/responses, converted to chat form as vLLM does. Responses are not stored."""
+"""OpenAI Responses: /v1/responses, converted to chat form as vLLM does, and the responses that are stored."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from smetric.lab.emulator.call import (
@@ -12,14 +13,18 @@ from smetric.lab.emulator.call import (
     EngineLimits,
     Fields,
     InvalidBodyError,
+    bad_request,
     check_model,
     new_id,
     not_an_object,
     parse_call,
+    tool_call,
 )
 from smetric.lab.emulator.instance import Choice, EmulatedAnswer, EmulatedGeneration, named_event
 from smetric.lab.emulator.prompt import function_tool, render
 
+#: Responses that an instance stores at most.
+MOST_STORED = 1000
 #: States of a last item that the reply continues.
 _OPEN = ("in_progress", "incomplete")
 _STATUS = {"length": "incomplete", "stop": "completed", "abort": "cancelled"}
@@ -115,24 +120,84 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def no_such_response(response_id: str) -> EngineError:
-    """Return the error for a stored response: by default vLLM stores none."""
+    """Return the error for a response that is not stored."""
     return EngineError(404, f"Response with id '{response_id}' not found.", "invalid_request_error", "response_id")
 
 
-def parse_response(fields: Fields, limits: EngineLimits) -> EmulatedCall:
-    """Read a Responses request.
+class StoredResponse:
+    """Stored response: its answer so far, and its events if it is generated in the background as a stream."""
 
-    Raises:
-        EngineError: it cannot be served.
-    """
-    fields.required("input")
-    check_model(fields, limits)
-    previous = fields.string("previous_response_id")
-    if previous is not None:
-        raise no_such_response(previous)
-    messages, tools, is_open = chat_of(fields)
-    prompt = render(messages, tools, is_open=is_open)
-    return parse_call(fields, limits, [prompt], fields.integer("max_output_tokens"))
+    def __init__(self, answer: ResponseAnswer) -> None:
+        self.answer = answer
+        self.events: list[bytes] = []
+        self.is_over = False
+        self._news = asyncio.Event()
+
+    async def record(self, events: AsyncIterator[bytes]) -> None:
+        """Keep *events* until their end."""
+        async for event in events:
+            self.events.append(event)
+            self._news.set()
+        self.is_over = True
+        self._news.set()
+
+    async def replay(self, start: int) -> AsyncIterator[bytes]:
+        """Yield the events from number *start* on, also those to come."""
+        while True:
+            for event in self.events[start:]:
+                yield event
+                start += 1
+            if self.is_over:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+
+class ResponseStore:
+    """The last `MOST_STORED` responses of an instance, in memory. A response is stored unless `store` is false."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, StoredResponse] = {}
+
+    def keep(self, answer: ResponseAnswer) -> StoredResponse:
+        """Store a response."""
+        if len(self._stored) >= MOST_STORED:
+            del self._stored[next(iter(self._stored))]
+        stored = self._stored[answer.id] = StoredResponse(answer)
+        return stored
+
+    def get(self, response_id: str) -> StoredResponse:
+        """Return a stored response.
+
+        Raises:
+            EngineError: it is not stored.
+        """
+        if (stored := self._stored.get(response_id)) is None:
+            raise no_such_response(response_id)
+        return stored
+
+    def parse(self, fields: Fields, limits: EngineLimits) -> EmulatedCall:
+        """Read a Responses request; the conversation of a previous response comes before its own.
+
+        Raises:
+            EngineError: it cannot be served.
+        """
+        fields.required("input")
+        check_model(fields, limits)
+        messages, tools, is_open = chat_of(fields)
+        system = messages[:1] if messages[0]["role"] == "system" else []
+        chat = messages[len(system) :]
+        previous = fields.string("previous_response_id")
+        if previous is not None:
+            chat = [*self.get(previous).answer.conversation(), *chat]
+        prompt = render([*system, *chat], tools, is_open=is_open)
+        call = parse_call(fields, limits, [prompt], fields.integer("max_output_tokens"))
+        call.tool = tool_call(tools, fields.values.get("tool_choice"), "call_")
+        call.chat, call.previous = chat, previous
+        call.store, call.background = fields.boolean("store", default=True), fields.boolean("background")
+        if call.background and not call.store:
+            raise bad_request("background can only be used when `store` is true", "background")
+        return call
 
 
 class ResponseAnswer(EmulatedAnswer):
@@ -143,15 +208,36 @@ class ResponseAnswer(EmulatedAnswer):
     def __init__(self, generation: EmulatedGeneration) -> None:
         super().__init__(generation)
         self._choice = generation.choices[0]
-        self._item_id = new_id("msg_")
+        self._item_id = new_id("msg_" if self._call.tool is None else "fc_")
         self._events = 0
 
+    @property
+    def id(self) -> str:
+        """Id of the response."""
+        return self._call.id
+
+    @property
+    def generation(self) -> EmulatedGeneration:
+        """Generation that answers it."""
+        return self._generation
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """Return the messages that a following response begins with."""
+        tool, text = self._call.tool, self._choice.produced
+        reply: dict[str, Any] = {"role": "assistant", "content": text}
+        if tool is not None:
+            function = {"name": tool.name, "arguments": tool.arguments(text)}
+            reply = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+        return [*self._call.chat, reply]
+
     def body(self) -> dict[str, Any]:
-        """Return a `response` after its end."""
-        reason = self._choice.finish_reason or "abort"
+        """Return a `response` as it is now."""
+        reason = self._choice.finish_reason
+        if reason is None:
+            return self._response("in_progress" if self._choice.sequence.emitted else "queued", [], None, None)
         return self._response(
             _STATUS[reason],
-            [self._item("completed", [self._part(self._choice.produced, None)])],
+            [self._done()],
             self._usage(),
             {"reason": "max_output_tokens"} if reason == "length" else None,
         )
@@ -161,25 +247,47 @@ class ResponseAnswer(EmulatedAnswer):
         response = self._response("in_progress", [], None, None)
         yield self._event("response.created", {"response": response})
         yield self._event("response.in_progress", {"response": response})
-        item = self._item("in_progress", [])
+        item = self._item("in_progress", []) if self._call.tool is None else self._function_call("in_progress", "")
         yield self._event("response.output_item.added", {"item": item, "output_index": 0})
-        yield self._event("response.content_part.added", {**self._place(), "part": self._part("", [])})
+        if self._call.tool is None:
+            yield self._event("response.content_part.added", {**self._place(), "part": self._part("", [])})
 
     def news(self, choice: Choice) -> Iterator[bytes]:
         """Return new text."""
-        text = choice.take()
-        if text:
+        tool, is_first, text = self._call.tool, choice.sent == 0, choice.take()
+        if tool is not None:
+            part = (
+                (tool.before if is_first else "") + tool.escaped(text) + (tool.after if choice.sequence.ended else "")
+            )
+            place = {"item_id": self._item_id, "output_index": 0}
+            yield self._event("response.function_call_arguments.delta", {**place, "delta": part})
+        elif text:
             yield self._event("response.output_text.delta", {**self._place(), "delta": text, "logprobs": []})
 
     def closing(self) -> Iterator[bytes]:
         """Return the whole text, part, item and response."""
-        text = self._choice.produced
-        part = self._part(text, None)
-        yield self._event("response.output_text.done", {**self._place(), "logprobs": [], "text": text})
-        yield self._event("response.content_part.done", {**self._place(), "part": part})
-        item = self._item("completed", [part])
+        text, tool, item = self._choice.produced, self._call.tool, self._done()
+        if tool is None:
+            yield self._event("response.output_text.done", {**self._place(), "logprobs": [], "text": text})
+            yield self._event("response.content_part.done", {**self._place(), "part": self._part(text, None)})
+        else:
+            done = {"item_id": self._item_id, "output_index": 0, "name": tool.name, "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", done)
         yield self._event("response.output_item.done", {"item": item, "output_index": 0})
         yield self._event("response.completed", {"response": self.body()})
+
+    def _done(self) -> dict[str, Any]:
+        """Return the only item of the output, complete."""
+        text, tool = self._choice.produced, self._call.tool
+        if tool is None:
+            return self._item("completed", [self._part(text, None)])
+        return self._function_call("completed", tool.arguments(text))
+
+    def _function_call(self, status: str, arguments: str) -> dict[str, Any]:
+        tool = self._call.tool
+        assert tool is not None
+        made = {"id": self._item_id, "call_id": tool.id, "name": tool.name, "arguments": arguments}
+        return {**made, "status": status, "type": "function_call"}
 
     def _event(self, kind: str, values: dict[str, Any]) -> bytes:
         number = self._events
@@ -243,13 +351,13 @@ class ResponseAnswer(EmulatedAnswer):
             "output": output,
             "parallel_tool_calls": True,
             "temperature": 1.0 if call.temperature is None else call.temperature,
-            "tool_choice": "none",
+            "tool_choice": "none" if call.tool is None else "required",
             "tools": [],
             "top_p": 1.0,
-            "background": False,
+            "background": call.background,
             "max_output_tokens": self._choice.sequence.output_len if call.limit is None else call.limit,
             "max_tool_calls": None,
-            "previous_response_id": None,
+            "previous_response_id": call.previous,
             "prompt": None,
             "reasoning": None,
             "service_tier": "auto",

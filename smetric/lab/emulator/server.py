@@ -1,15 +1,18 @@
 """HTTP interface of an emulated instance: an ASGI app with vLLM's routes, headers and errors.
 
-The bodies of each API are in `completions`, `messages` and `responses`; `fleet` listens.
+The bodies of each API are in `completions`, `messages`, `responses` and `embeddings`; `fleet` listens.
+
+docs/reference/cli.md says what it answers, and what it cannot do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -22,13 +25,21 @@ from smetric.lab.emulator.call import (
     Fields,
     InvalidBodyError,
     UnreadableBodyError,
+    bad_request,
     check_model,
     new_id,
 )
 from smetric.lab.emulator.completions import ChatAnswer, CompletionAnswer, parse_chat, parse_completion
+from smetric.lab.emulator.embeddings import (
+    EmbeddingAnswer,
+    TranscriptionAnswer,
+    form_of,
+    parse_embedding,
+    parse_transcription,
+)
 from smetric.lab.emulator.instance import EmulatedAnswer, EmulatedGeneration, EmulatedInstance
 from smetric.lab.emulator.messages import MessageAnswer, count_tokens, parse_message
-from smetric.lab.emulator.responses import ResponseAnswer, no_such_response, parse_response
+from smetric.lab.emulator.responses import ResponseAnswer, ResponseStore, StoredResponse
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -49,12 +60,20 @@ class EmulatedApi:
     id_prefix: str
 
 
-GENERATORS = {
-    "/v1/chat/completions": EmulatedApi(parse_chat, ChatAnswer, "chatcmpl-"),
-    "/v1/completions": EmulatedApi(parse_completion, CompletionAnswer, "cmpl-"),
-    "/v1/messages": EmulatedApi(parse_message, MessageAnswer, "chatcmpl-"),
-    "/v1/responses": EmulatedApi(parse_response, ResponseAnswer, "resp_"),
-}
+#: Paths whose requests are forms.
+FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+
+
+def generators(responses: ResponseStore) -> dict[str, EmulatedApi]:
+    """Return the APIs that generate, by path."""
+    return {
+        "/v1/chat/completions": EmulatedApi(parse_chat, ChatAnswer, "chatcmpl-"),
+        "/v1/completions": EmulatedApi(parse_completion, CompletionAnswer, "cmpl-"),
+        "/v1/messages": EmulatedApi(parse_message, MessageAnswer, "chatcmpl-"),
+        "/v1/responses": EmulatedApi(responses.parse, ResponseAnswer, "resp_"),
+        "/v1/embeddings": EmulatedApi(parse_embedding, EmbeddingAnswer, "embd-"),
+        **dict.fromkeys(FORMS, EmulatedApi(parse_transcription, TranscriptionAnswer, "trsc-")),
+    }
 
 
 @dataclass(slots=True)
@@ -66,6 +85,7 @@ class EmulatedExchange:
     request_id: str
     receive: Receive
     send: Send
+    query: dict[str, list[str]] = field(default_factory=dict)
 
     async def body(self) -> bytes:
         """Return the whole request body.
@@ -88,8 +108,10 @@ class EmulatedExchange:
                 return b"".join(parts)
 
     async def fields(self) -> Fields:
-        """Return the request body as a JSON object."""
+        """Return the request body, a JSON object or a form."""
         body = await self.body()
+        if self.path in FORMS:
+            return form_of(self.headers.get(b"content-type", b""), body)
         media_type = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if body and media_type != b"application/json":
             message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
@@ -116,6 +138,10 @@ class EmulatedServer:
 
     def __init__(self, instance: EmulatedInstance) -> None:
         self._instance = instance
+        self._responses = ResponseStore()
+        #: Streams that are generated in the background.
+        self._recordings: set[asyncio.Task[None]] = set()
+        self._generators = generators(self._responses)
         self._routes: dict[str, dict[str, Callable[[EmulatedExchange], Awaitable[None]]]] = {
             "/health": {"GET": self._empty},
             "/ping": {"GET": self._empty, "POST": self._empty},
@@ -126,7 +152,7 @@ class EmulatedServer:
             "/v1/messages/count_tokens": {"POST": self._query(count_tokens)},
             "/tokenize": {"POST": self._query(tokenize)},
             "/detokenize": {"POST": self._query(detokenize)},
-            **{path: {"POST": self._generate} for path in GENERATORS},
+            **{path: {"POST": self._generate} for path in self._generators},
         }
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -138,10 +164,12 @@ class EmulatedServer:
             raise ValueError(f"scope type {scope['type']!r} is not supported: expected http")
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange = EmulatedExchange(scope["path"], headers, given or uuid.uuid4().hex, receive, send)
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        exchange = EmulatedExchange(scope["path"], headers, given or uuid.uuid4().hex, receive, send, query)
         routes = self._routes.get(exchange.path)
-        if routes is None and exchange.path.startswith("/v1/responses/") and scope["method"] == "GET":
-            routes = {"GET": self._stored_response}
+        if routes is None and exchange.path.startswith("/v1/responses/"):
+            is_cancel = exchange.path.endswith("/cancel")
+            routes = {"POST": self._cancel_response} if is_cancel else {"GET": self._stored_response}
         if routes is None:
             await exchange.reply(404, b'{"detail":"Not Found"}', JSON)
             return
@@ -161,18 +189,22 @@ class EmulatedServer:
             return  # the client is gone
 
     async def _generate(self, exchange: EmulatedExchange) -> None:
-        instance, api = self._instance, GENERATORS[exchange.path]
+        instance, api = self._instance, self._generators[exchange.path]
         fields = await exchange.fields()
         call = api.parse(fields, instance.limits)
         given = exchange.headers.get(b"x-request-id", b"").decode("latin-1") or fields.values.get("request_id")
         call.id = f"{api.id_prefix}{given}" if isinstance(given, str) and given else new_id(api.id_prefix)
         generation = instance.generate(call)
+        answer = api.answer(generation)
+        stored = self._responses.keep(answer) if call.store and isinstance(answer, ResponseAnswer) else None
+        if call.background and stored is not None:
+            await self._answer_first(exchange, stored)
+            return
         disconnect = asyncio.create_task(self._abort_on_disconnect(exchange, generation))
         instance.open_requests += 1
         try:
-            answer = api.answer(generation)
             if call.stream:
-                await self._stream(exchange, generation, answer)
+                await self._send_events(exchange, self._events(generation, answer))
             else:
                 while not generation.ended:
                     await generation.changed()
@@ -182,13 +214,30 @@ class EmulatedServer:
             disconnect.cancel()
             instance.abort(generation)
 
-    async def _stream(self, exchange: EmulatedExchange, generation: EmulatedGeneration, answer: EmulatedAnswer) -> None:
+    async def _answer_first(self, exchange: EmulatedExchange, stored: StoredResponse) -> None:
+        """Answer a request in the background; it is generated whether the client stays or not."""
+        answer = stored.answer
+        if not answer.generation.call.stream:
+            await exchange.reply(200, orjson.dumps(answer.body()), JSON)
+            return
+        recording = asyncio.create_task(stored.record(self._events(answer.generation, answer)))
+        self._recordings.add(recording)
+        recording.add_done_callback(self._recordings.discard)
+        await self._send_events(exchange, stored.replay(0))
+
+    async def _send_events(self, exchange: EmulatedExchange, events: AsyncIterator[bytes]) -> None:
         await exchange.start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        async for event in events:
+            await exchange.chunk(event)
+        await exchange.chunk(b"", more=False)
+
+    async def _events(self, generation: EmulatedGeneration, answer: EmulatedAnswer) -> AsyncIterator[bytes]:
+        """Yield the events of a stream as they come."""
         if not answer.eager:
             await generation.changed()
             generation.wake()  # the loop below sends these tokens
         for event in answer.opening():
-            await exchange.chunk(event)
+            yield event
         ended: set[int] = set()
         while len(ended) < len(generation.choices):
             await generation.changed()
@@ -197,10 +246,9 @@ class EmulatedServer:
                     if choice.sequence.ended:
                         ended.add(choice.index)
                     for event in answer.news(choice):
-                        await exchange.chunk(event)
+                        yield event
         for event in answer.closing():
-            await exchange.chunk(event)
-        await exchange.chunk(b"", more=False)
+            yield event
 
     async def _abort_on_disconnect(self, exchange: EmulatedExchange, generation: EmulatedGeneration) -> None:
         while (await exchange.receive())["type"] != "http.disconnect":
@@ -245,7 +293,22 @@ class EmulatedServer:
         return handle
 
     async def _stored_response(self, exchange: EmulatedExchange) -> None:
-        raise no_such_response(exchange.path.removeprefix("/v1/responses/"))
+        """Answer a stored response as it is now, or its events behind `starting_after`."""
+        stored = self._responses.get(exchange.path.removeprefix("/v1/responses/"))
+        if exchange.query.get("stream", [""])[0].lower() == "true":
+            after = exchange.query.get("starting_after", ["-1"])[0]
+            if not stored.events or not after.lstrip("-").isdigit():
+                raise bad_request("This response has no events to stream, or starting_after is not a number.", "stream")
+            await self._send_events(exchange, stored.replay(int(after) + 1))
+            return
+        await exchange.reply(200, orjson.dumps(stored.answer.body()), JSON)
+
+    async def _cancel_response(self, exchange: EmulatedExchange) -> None:
+        stored = self._responses.get(exchange.path.removeprefix("/v1/responses/").removesuffix("/cancel"))
+        if not stored.answer.generation.call.background:
+            raise EngineError(400, "Cannot cancel a synchronous response.", "invalid_request_error", "response_id")
+        self._instance.abort(stored.answer.generation)
+        await exchange.reply(200, orjson.dumps(stored.answer.body()), JSON)
 
 
 def models(instance: EmulatedInstance) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 from smetric.lab.emulator.call import EngineError, EngineLimits, Fields, InvalidBodyError, UnreadableBodyError
 from smetric.lab.emulator.instance import EmulatedGeneration
 from smetric.lab.emulator.messages import count_tokens
-from smetric.lab.emulator.server import GENERATORS, detokenize, tokenize
+from smetric.lab.emulator.responses import ResponseStore
+from smetric.lab.emulator.server import detokenize, generators, tokenize
 
 LIMITS = EngineLimits(("tiny",), 4096)
 TEXT = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]
@@ -28,6 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
             {"role": "tool", "tool_call_id": "a", "content": "r"},
         ],
         "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
         "max_tokens": 2,
         "n": 1,
         "stream": True,
@@ -47,6 +49,7 @@ BODIES: dict[str, dict[str, Any]] = {
             {"role": "system", "content": [ADDITION]},
         ],
         "tools": [{"name": "f", "input_schema": {}}],
+        "tool_choice": {"type": "any"},
     },
     "/v1/responses": {
         "instructions": "i",
@@ -57,8 +60,13 @@ BODIES: dict[str, dict[str, Any]] = {
             {"role": "assistant", "content": [{"type": "output_text", "text": "z"}], "status": "incomplete"},
         ],
         "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]}],
+        "tool_choice": {"type": "function", "name": "n__g"},
         "max_output_tokens": 3,
+        "store": True,
+        "background": True,
     },
+    "/v1/embeddings": {"input": ["a", [1, 2]], "dimensions": 3, "encoding_format": "base64"},
+    "/v1/audio/transcriptions": {"file": "hash", "prompt": "p", "stream": "false"},
     "/tokenize": {"messages": [{"role": "user", "content": "h"}], "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "h"}]},
@@ -89,7 +97,9 @@ def changed(body: dict[str, Any], at: tuple[Any, ...], junk: Any) -> Any:
 
 
 def generated(path: str) -> Callable[[Fields, EngineLimits], EmulatedGeneration]:
-    return lambda fields, limits: EmulatedGeneration(GENERATORS[path].parse(fields, limits), limits, 16)
+    return lambda fields, limits: EmulatedGeneration(
+        generators(ResponseStore())[path].parse(fields, limits), limits, 16
+    )
 
 
 def status(answer: Callable[[Fields, EngineLimits], object], body: bytes) -> int:

@@ -21,7 +21,7 @@ from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.emulator.messages import parse_message
 from smetric.lab.emulator.prompt import IMAGE_TOKENS, render
-from smetric.lab.emulator.responses import parse_response
+from smetric.lab.emulator.responses import ResponseStore
 from smetric.request.request import Api
 from smetric.sources.tokens.engine import EngineEncoder
 from tests.sources.tokens.recorded import DATA, Recorded, ids_of, recorded
@@ -119,7 +119,7 @@ LIMITS = EngineLimits(("tiny",), 8192)
 PARSERS: dict[Api, Callable[[Fields, EngineLimits], EmulatedCall]] = {
     Api.CHAT: parse_chat,
     Api.MESSAGES: parse_message,
-    Api.RESPONSES: parse_response,
+    Api.RESPONSES: ResponseStore().parse,
 }
 #: Recorded conversations under the emulated chat template.
 ROWS = [row for row in recorded("plain") if row.api in PARSERS]

@@ -43,7 +43,7 @@ STREAMS = [
 ]
 ERRORS = [
     *sorted(path.stem for path in CAPTURES.glob("err_*.http")),
-    *("messages_err_model", "responses_prev_404", "responses_get_404", "method_405", "embeddings"),
+    *("messages_err_model", "responses_prev_404", "responses_get_404", "method_405"),
 ]
 
 
