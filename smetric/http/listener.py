@@ -34,7 +34,10 @@ MAX_REFUSED = 32
 #: Seconds between two log lines on connections turned away.
 LOG_EVERY_S = 10.0
 #: Length of the queue of connections that wait to be accepted.
-BACKLOG = 1024
+BACKLOG = 4096
+#: Connections accepted in a round of the event loop: uvloop accepts one, so that new clients would wait for hundreds of
+#: rounds behind busy ones.
+ACCEPTED_AT_ONCE = 64
 #: Seconds in which the application must start.
 STARTUP_S = 30.0
 #: Seconds that the application has to stop, beyond those of the drain.
@@ -141,9 +144,11 @@ class PortListener:
         self._open: set[Connection] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
+        #: Tasks that begin accepted connections; kept, as the event loop refers to them weakly.
+        self._beginning: set[asyncio.Task[None]] = set()
         #: Tasks of connections that are lost.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_ending = False
+        self._is_ending = self._is_closed = False
         self._turned_away = 0
         self._log_at = 0.0
         handler.connections = self.count
@@ -156,7 +161,7 @@ class PortListener:
         """Accept connections on *sock*."""
         self._sock = sock
         self._server = await asyncio.get_running_loop().create_server(
-            self._connection,
+            self._accept_more,
             sock=sock,
             backlog=BACKLOG,
             ssl=self._context,
@@ -182,6 +187,7 @@ class PortListener:
         """Cancel running requests and close all connections."""
         for sock in self._stop_accepting():
             sock.close()
+        self._is_closed = True
         tasks = self._tasks | {each.task for each in self._open if each.task is not None}
         for task in tasks:
             task.cancel()
@@ -205,6 +211,15 @@ class PortListener:
                     accepted.append(twin.accept()[0])
         return accepted
 
+    def _accept_more(self) -> Connection:
+        """Return a connection for the socket that the loop has accepted, and accept those that wait behind it."""
+        with contextlib.suppress(OSError):  # BlockingIOError, or no file for one more
+            for _ in range(ACCEPTED_AT_ONCE - 1):
+                task = asyncio.create_task(self._begin(self._sock.accept()[0]))
+                self._beginning.add(task)
+                task.add_done_callback(self._beginning.discard)
+        return self._connection()
+
     async def _begin(self, sock: socket.socket) -> None:
         """Begin an accepted connection."""
         with contextlib.suppress(OSError):  # its TLS handshake fails
@@ -220,7 +235,9 @@ class PortListener:
         if number < most + MAX_REFUSED:
             self._open.add(connection)
             self._none_open.clear()
-        if self._is_ending:
+        if self._is_closed:
+            connection.abort()
+        elif self._is_ending:
             connection.end()
         elif number >= most:
             self._log_full()

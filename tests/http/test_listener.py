@@ -20,6 +20,7 @@ from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
 from smetric.http.listener import (
     RESERVED_FDS,
+    PortListener,
     address_of,
     handed_over,
     listen,
@@ -216,6 +217,26 @@ async def test_drain_answers_connections_that_wait_to_be_accepted() -> None:
             async with RawClient(*await asyncio.open_connection(sock=one)) as answered:
                 answer = await answered.response("GET")
                 assert (answer.status, answer.body) == (200, b"ok")
+
+
+def test_listener_accepts_connections_in_batches() -> None:
+    """On the loop that a router runs on, which accepts one connection in a round."""
+
+    async def rounds() -> int:
+        port = PortListener(PlainHandler(Slow()), 1000)
+        with listen("127.0.0.1", 0) as sock, contextlib.ExitStack() as stack:
+            await port.open(sock)
+            for _ in range(200):
+                stack.enter_context(socket.create_connection(sock.getsockname()))
+            taken = 0
+            while port.count()[0] < 200:
+                await asyncio.sleep(0)
+                taken += 1
+            await port.close()
+        return taken
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(rounds()) < 20
 
 
 async def test_drain_that_cuts_connections_logs_no_traceback() -> None:
