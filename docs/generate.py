@@ -22,7 +22,6 @@ from smetric.config.settings import Settings
 from smetric.config.values import Section
 from smetric.features import VOCABULARY
 from smetric.fleet import record
-from smetric.policy.diagnostic import ERRORS, WARNINGS
 from smetric.records import format
 from smetric.records.traffic import TrafficLine
 from smetric.tools import reference
@@ -83,13 +82,6 @@ def operators() -> str:
 def builtins() -> str:
     """Built-in functions."""
     return markdown_table(reference.builtins())
-
-
-def findings() -> str:
-    """Codes of the checker's findings."""
-    rows = [(f"`{code}`", "error", doc) for code, doc in ERRORS.items()]
-    rows += [(f"`{code}`", "warning", doc) for code, doc in WARNINGS.items()]
-    return table(("code", "", "meaning"), rows)
 
 
 def settings() -> str:
@@ -174,7 +166,7 @@ def shown(name: str, language: str = "") -> Callable[[], str]:
 
 PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "reference/features.md": (features, request),
-    "reference/language.md": (statements, operators, builtins, findings),
+    "reference/language.md": (statements, operators, builtins),
     "reference/configuration.md": (settings,),
     "reference/spans.md": (attributes,),
     "reference/metrics.md": (metrics,),

@@ -45,7 +45,6 @@ from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
 from smetric.routing.rejections import RejectionWatch
 from smetric.routing.router import AT_HAND_EVERY_S, Router
-from smetric.routing.shadow import ShadowJudge
 from smetric.sources.build import build_sources, grains, require_token_ids
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.shared import MAX_BATCH_BYTES
@@ -147,7 +146,7 @@ class Application:
             others=[
                 one
                 for one in (
-                    ShadowJudge(),
+                    self.routes.shadow_judge(),
                     self.rejections,
                     self.policies.guardrail,
                     self.records.decisions,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from smetric.policy.builtin import BUILTINS, drawn, drawn_of, highest, lowest, marked, rotated, stream_of
@@ -23,19 +22,6 @@ _CALLABLE: dict[str, object] = {
     "Decision": Decision,
     "Need": Need,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """The function of a policy.
-
-    Args:
-        decide: `(policy, snapshot, request, cursors, seed) -> Decision | Need`.
-        asked_by: for each look-up, the labels of the guards, filters and picks that may ask for it first.
-    """
-
-    decide: Callable[..., Any]
-    asked_by: dict[str, tuple[str, ...]]
 
 
 class Compiler:
@@ -67,12 +53,15 @@ class Compiler:
         self._left: list[str] = []
         self._emitter = self._emitter_for(outside_guards=[s.value for s in plan.steps if s.value is not None])
 
-    def compile(self) -> Compiled:
-        """The function that decides."""
+    def compile(self) -> Callable[..., Any]:
+        """The function that decides: `(policy, snapshot, request, cursors, seed) -> Decision | Need`."""
         self._write_steps()
-        decide = self._function()
-        asked_by = {feature: tuple(labels) for feature, labels in self._emitter.asked_by.items()}
-        return Compiled(decide, asked_by)
+        return self._function()
+
+    @property
+    def asked_by(self) -> dict[str, list[str]]:
+        """For each look-up, the labels of the guards, filters and picks that may ask for it first."""
+        return self._emitter.asked_by
 
     def python(self) -> str:
         """The text of the function that decides."""

@@ -16,81 +16,8 @@ class Span:
     end: int
 
 
-#: Codes of errors, which stop a policy from loading. Tools rely on a code's meaning; messages and helps may change.
-ERRORS: Mapping[str, str] = {
-    "arguments": "A call has arguments that its function does not take, or lacks some.",
-    "bare-fraction": "A number starts with a dot.",
-    "bracket": "A bracket is not closed, or closes nothing.",
-    "branches": "Both sides of `if … else …` must have the same kind and unit.",
-    "chain": "Comparisons do not chain.",
-    "character": "A character has no meaning here.",
-    "choices": "A parameter that names a feature must list its choices.",
-    "column": "A test's table has a column twice.",
-    "condition": "A condition must be one truth value.",
-    "default": "A parameter's default is outside its own range or choices.",
-    "divisor": "A divisor may be 0.",
-    "domain": "A parameter's range or choices are invalid, or do not fit its default.",
-    "duration": "A number of seconds is needed.",
-    "encoding": "The file is not UTF-8.",
-    "expect": "A test expects something impossible.",
-    "filter-order": "A filter stands below a pick.",
-    "given": "A test gives something twice, or `last` is not an instance of its table.",
-    "header": "A file starts with `policy NAME` or `library NAME`, once.",
-    "hidden": "A name hides a feature or a built-in.",
-    "hold": "A `hold` without a `when` would hold everything.",
-    "label": "Two rules have the same label.",
-    "library": "A library holds something else than `param`, `def` and `use`, or is loaded as a policy.",
-    "long-name": "A name is too long.",
-    "lookup": "Only a value per instance can be looked up, and only by an instance.",
-    "mask": "A filter needs a truth value per instance.",
-    "maybe": "A value is looked up by an instance that may be absent.",
-    "no-instance": "A filter, a `where` or a guard holds for no instance of the configured fleet.",
-    "nobody": "A number over no candidates needs a `default:`.",
-    "operand": "An operator does not take this kind of value.",
-    "outage": "A `keep` leaves no candidate, so every request is refused.",
-    "overflow": "A number could grow past 1e300.",
-    "range": "A number could lie outside what its place allows.",
-    "redefined": "A name is defined twice.",
-    "reserved": "A reserved word is used as a name.",
-    "route": "`route` needs an instance.",
-    "row": "A row of a test's table does not fit it.",
-    "set": "A set holds strings only.",
-    "setting": "A configured value, or one of a test's `with`, does not fit its parameter.",
-    "statement": "A statement does not start with a keyword.",
-    "status": "`reject` needs an error status.",
-    "syntax": "A word or sign stands where it cannot.",
-    "test": "Two tests have the same sentence, or a file of tests holds something else.",
-    "too-deep": "Expressions nest too deeply.",
-    "too-large": "A number or the policy itself is too large.",
-    "too-long": "The file is too long.",
-    "too-many-errors": "More errors follow.",
-    "unclosed-string": "A string is not closed on its line.",
-    "undecided": "The policy may end without a decision.",
-    "unfinished": "A statement ends too early.",
-    "unit": "A unit is unknown or missing.",
-    "units": "Values of different units meet.",
-    "unknown-feature": "There is no such feature, or it is not a number and one is needed.",
-    "unknown-field": "A request has no such field.",
-    "unknown-function": "There is no such function.",
-    "unknown-name": "There is no such name.",
-    "unreachable": "Nothing can reach a statement.",
-    "unreadable": "The file cannot be read.",
-    "use": "A library is missing, cannot be used, or does not define a name.",
-    "value": "A value of a test does not fit its feature or field.",
-    "where": "`where` stands where it cannot.",
-}
-
-#: Codes of warnings.
-WARNINGS: Mapping[str, str] = {
-    "constant": "A condition, a mask or a choice is the same in every decision.",
-    "late-guard": "Every decision looks something up before a guard that could spare it.",
-    "no-label": "A comparison within a condition holds for no instance of the configured fleet.",
-    "stray-doc": "A `##` comment documents nothing.",
-    "unfilled": "A feature is read that no configured source fills.",
-    "unused": "A name is never used.",
-}
-
-#: The help of a code, for diagnostics without their own.
+#: Codes of diagnostics, errors first, each with the help for diagnostics without their own. Tools rely on the meaning
+#: of a code, which stands in the manual of the language; messages and helps may change.
 WAYS_OUT: Mapping[str, str] = {
     "arguments": "`smetric reference` lists what each function takes",
     "bare-fraction": "write a 0 before it",

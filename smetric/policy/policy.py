@@ -58,7 +58,8 @@ class Policy:
         #: Filters and outcomes, in the order of the file.
         self.plan: Plan = Resolver(file, vocabulary, checked).plan()
         self._vocabulary = vocabulary
-        compiled = self._compiler().compile()
+        compiler = self._compiler()
+        self._decide: Callable[..., Decision | Need] = compiler.compile()
         #: The features that a decision may read, in the order in which the policy reads them.
         self.asks: tuple[str, ...] = tuple(
             dict.fromkeys(part.feature for term in self.plan.terms for part in columns_of(term))
@@ -67,13 +68,12 @@ class Policy:
         #: The request fields that a decision may read.
         self.fields: frozenset[str] = frozenset(name for term in self.plan.terms for name in fields_of(term))
         self.lookups: Mapping[str, Lookup] = {
-            name: Lookup(checked.reads.get(name) == ALWAYS, compiled.asked_by[name])
+            name: Lookup(checked.reads.get(name) == ALWAYS, tuple(compiler.asked_by[name]))
             for name in sorted(self.reads)
             if vocabulary.features[name].lookup
         }
         #: The look-ups that every decision asks for.
         self.lookups_always = frozenset(name for name, lookup in self.lookups.items() if lookup.always)
-        self._decide: Callable[..., Decision | Need] = compiled.decide
         self._probes: dict[tuple[int, int], Callable[..., Any]] = {}
 
     def __repr__(self) -> str:

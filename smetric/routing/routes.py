@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw
@@ -22,7 +23,9 @@ from smetric.files import policy_path
 from smetric.policy.fit import Labels
 from smetric.request.request import Api, InferenceRequest
 from smetric.routing.policy_files import PolicyFile, ReloadListener
-from smetric.routing.shadow import Shadow, Shadows
+
+if TYPE_CHECKING:
+    from smetric.routing.shadow import ShadowJudge, Shadows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,11 @@ class Route:
         self.share = share
         self.control = Arm(names.CONTROL if canary is not None else "", file)
         self.canary = Arm(names.CANARY, canary) if canary is not None else None
-        self.shadows = Shadows([Shadow(one) for one in shadows]) if shadows else None
+        self.shadows: Shadows | None = None
+        if shadows:
+            from smetric.routing.shadow import Shadow, Shadows
+
+            self.shadows = Shadows([Shadow(one) for one in shadows])
         self._key = hashlib.blake2b(name.encode(), digest_size=16).digest()
 
     def arm_of(self, request: InferenceRequest) -> Arm:
@@ -153,6 +160,14 @@ class Routes:
     def shadows(self) -> list[PolicyFile]:
         """Return the policies in shadow."""
         return [file for route in self.all if route.shadows is not None for file in route.shadows.files]
+
+    def shadow_judge(self) -> ShadowJudge | None:
+        """Return the listener that evaluates the policies in shadow; None without any."""
+        if not self.shadows():
+            return None
+        from smetric.routing.shadow import ShadowJudge
+
+        return ShadowJudge()
 
     def acting(self) -> list[tuple[Route, Arm]]:
         """Return all arms."""
