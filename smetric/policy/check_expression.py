@@ -12,7 +12,7 @@ from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.check_call import Calls
 from smetric.policy.diagnostic import Span, quote
-from smetric.policy.scope import CheckEnded, Findings, Names, Units, describe, looked_up
+from smetric.policy.scope import CheckEnded, Findings, Names, Units, describe
 from smetric.policy.types import (
     BROKEN,
     FALSE,
@@ -29,6 +29,7 @@ from smetric.policy.types import (
     greatest,
     hull,
     least,
+    looked_up,
     of_word,
     parse_unit,
 )

@@ -11,10 +11,7 @@ from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, WAYS_OUT, Diagnostic, PolicyText, Severity, Span, position, quote
 from smetric.policy.types import (
-    BASES,
-    BEHIND_NUMBERS,
     BROKEN,
-    NUMBERS,
     PLAIN,
     PRODUCT,
     SECONDS,
@@ -22,10 +19,9 @@ from smetric.policy.types import (
     Type,
     Unit,
     base_unit,
-    did_you_mean,
     parse_unit,
 )
-from smetric.policy.vocabulary import Kind, Vocabulary
+from smetric.policy.vocabulary import Vocabulary
 
 
 class CheckEnded(Exception):
@@ -95,30 +91,6 @@ class Findings:
 # ── names ────────────────────────────────────────────────────────────────────
 
 Declaration = tree.Param | tree.Let | tree.Def
-
-#: Functions of other languages, and their counterparts here.
-_FOREIGN_FUNCTIONS = {
-    "avg": "`mean(…)`",
-    "average": "`mean(…)`",
-    "len": "`count()`",
-    "median": "`quantile(…, 0.5)`",
-    "normalize": "`norm(…)`",
-    "now": "`age(…)` of what is read: a policy has no clock",
-    "random": "`sample(1)`",
-    "round_robin": "`rr_argmin(0)`",
-}
-
-
-#: Features that the help for an unknown name lists.
-MOST_NEAR = 5
-#: Names of no value in other languages.
-NOTHINGS = ("None", "null", "nil", "NaN", "undefined")
-ASK_KNOWN = "an unknown value has no name: ask known(…); a guard that reads an unknown field of the request fails"
-
-
-def looked_up(name: str) -> str:
-    """Return the help for a value that is called like a function."""
-    return f"for one picked instance s write `{name}[s]`"
 
 
 @dataclass(slots=True)
@@ -231,47 +203,20 @@ class Names:
 
     def unknown(self, name: str, span: Span, arguments: Iterable[str]) -> Type:
         """Report an undefined name."""
+        from smetric.policy.advice import help_for_name  # most names are known
+
         if name in BUILTINS:
             return self._findings.error("unknown-name", span, f"`{name}` is a function", f"call it: {name}(…)")
-        if name == "req":
-            help_text = "name one of its fields: req.turn, req.prompt_len, …"
-        elif name in self._vocabulary.request:
-            help_text = f"request fields are written `req.{name}`"
-        elif name in self._ever:
-            help_text = "define it above this line"
-        elif name in NOTHINGS:
-            help_text = ASK_KNOWN
-        elif base_unit(name) is not None:
-            meant = did_you_mean(name, self._vocabulary.features)
-            help_text = meant or "a unit stands right behind a number: 16 requests, 5 tokens per second"
-        else:
-            known = {*arguments, *self._defined, *self._vocabulary.features, "true", "false"}
-            help_text = did_you_mean(name, known) or self._near(name)
+        help_text = help_for_name(name, {*arguments, *self._defined}, self._ever, self._vocabulary)
         return self._findings.error("unknown-name", span, f"unknown name `{name}`", help_text)
-
-    def _near(self, name: str) -> str:
-        """Return the help for a name that resembles no other: the features about it, else the labels of instances."""
-        parts = {name.lower(), *name.lower().split("_")}
-        words = {word.name: re.findall("[a-z]{4,}", word.doc.lower()) for word in self._vocabulary.features.values()}
-        near = [feature for feature, doc in words.items() if parts.intersection((*feature.split("_"), *doc))]
-        what = f"features about it are {', '.join(near[:MOST_NEAR])}"
-        if not near:
-            labels = [word.name for word in self._vocabulary.features.values() if word.kind is Kind.STRING]
-            what = f"instances have the labels {', '.join(labels)}"
-        return f'{what}; define it above, or quote it if it is a string: "{name}"'
 
     def unknown_function(self, name: str, span: Span, inside: Iterable[str]) -> Type:
         """Report an undefined function; *inside* are the definitions being expanded."""
-        if name in inside:
-            help_text = "define it above this line; a definition cannot use itself"
-        elif name in self._ever:
-            help_text = "define it above this line"
-        elif name in self._vocabulary.features:
-            help_text = looked_up(name)
-        elif name in _FOREIGN_FUNCTIONS:
-            help_text = f"write {_FOREIGN_FUNCTIONS[name]}"
-        else:
-            help_text = did_you_mean(name, {*self.definitions(), *BUILTINS})
+        from smetric.policy.advice import help_for_function  # most names are known
+
+        help_text = "define it above this line; a definition cannot use itself"
+        if name not in inside:
+            help_text = help_for_function(name, self.definitions(), self._ever, self._vocabulary)
         return self._findings.error("unknown-function", span, f"unknown function `{name}`", help_text)
 
     def _is_taken(self, name: str, span: Span, what: str) -> bool:
@@ -288,11 +233,6 @@ class Names:
 
 
 # ── units ────────────────────────────────────────────────────────────────────
-
-#: Durations of the language. Right behind a number they are a unit only where the number has an exponent.
-_DURATIONS = frozenset({"us", "ms", "s", "m", "h"})
-_TIMES = _DURATIONS | {"sec", "secs", "min", "mins", "hour", "hours", "minute", "minutes"}
-_THOUSANDS = frozenset({"k", "K", "M", "G"})
 
 
 class Units:
@@ -335,26 +275,18 @@ class Units:
         return result
 
     def _unknown(self, word: str, span: Span, *, last: bool) -> None:
+        from smetric.policy.advice import help_for_unit  # most units are known
+
         source = self.findings.text[span.start : span.end]
         whole = [span.start + found.start() for found in re.finditer(rf"\b{word}\b", source)]
         place = Span(at := whole[-1 if last else 0], at + len(word)) if whole else span
-        if word in _TIMES and last:
-            help_text = "behind `per` time is in seconds: per second"
-        elif word in _TIMES:
-            help_text = "durations are written 500ms, 2s, 5m, 1h, without a space"
-            if source.startswith(word) and self.findings.text[place.start - 1].isdigit() and word in _DURATIONS:
-                help_text = "durations have no exponent: 500ms, 2s, 5m, 1h"
-        elif word in ("percent", "pct"):
-            help_text = "shares are plain numbers: write 0.5 for 50%"
-        elif word.lstrip("_").isdigit() or word in _THOUSANDS:
-            help_text = NUMBERS
-        elif word in self._features:
+        if word in self._features:
             help_text = "define it above this line"
         elif word in self._vocabulary.features or self._names.own(word) is not None:
             help_text = f"{PRODUCT} … * {word}"
         else:
-            help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
-        help_text = help_text or did_you_mean(word, BEHIND_NUMBERS)
+            touches = source.startswith(word) and self.findings.text[place.start - 1].isdigit()
+            help_text = help_for_unit(word, self._features, last=last, touches=touches)
         self.findings.error("unit", place, f"unknown unit `{word}`", help_text)
 
     def agree(self, *types: Type) -> bool:

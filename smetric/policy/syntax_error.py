@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from smetric.policy.advice import ASK_KNOWN, NOTHINGS
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, END, OPENERS, OPERAND_ENDS, STATEMENTS, Token, same_line
-from smetric.policy.scope import ASK_KNOWN, NOTHINGS
 from smetric.policy.types import BEHIND_NUMBERS, NUMBERS, PRODUCT, base_unit, closest, did_you_mean, truth
 
 _CONDITION = "a condition follows what it decides: `route … when …`"

@@ -361,3 +361,8 @@ def comparison(sort: Sort) -> str:
     """Return the help for a value of this sort in place of a truth value, or empty."""
     compared = {Sort.NUMBER: "> 0", Sort.STRING: '== "…"'}.get(sort)
     return f"compare it with something, e.g. `{compared}`" if compared else ""
+
+
+def looked_up(name: str) -> str:
+    """Return the help for a value that is called like a function."""
+    return f"for one picked instance s write `{name}[s]`"
