@@ -125,6 +125,7 @@ class Application:
             on_source_failed=self.metrics.source_failed,
             observed=self.policies.observed,
             at_hand_every_s=AT_HAND_EVERY_S,
+            models=self.sources.scraper.models,
         )
         self.tracing = Tracing(
             environ,
@@ -262,7 +263,10 @@ class Application:
                 await self.stop()
 
         app = data_app(
-            context, Models(proxy, settings.models, self.telemetry.exchanges), self._health_routes(), lifespan
+            context,
+            Models(proxy, self.sources.scraper.models, settings.models, self.telemetry.exchanges),
+            self._health_routes(),
+            lifespan,
         )
         intake = Intake(app, _data_limits(settings), self.telemetry.exchanges.unreadable)
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())

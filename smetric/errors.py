@@ -24,6 +24,10 @@ import msgspec
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+#: Longest name of a model that an error repeats, characters.
+MAX_SHOWN = 200
+
+
 def closest(word: str, words: Iterable[str]) -> str:
     """Return the one of *words* that *word* probably means, or an empty text."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
@@ -123,6 +127,12 @@ class NoCandidate(HttpError):
         self, message: str, *, status: int = 503, kind: str = "service_unavailable", retry_after_s: float | None = 1.0
     ):
         super().__init__(status, message, kind, retry_after_s=retry_after_s if status == 503 else None)
+
+
+def unknown_model(name: str) -> NoCandidate:
+    """Return the error of a model that no instance serves, in the words of engines."""
+    message = f"the model `{name[:MAX_SHOWN]}` does not exist here; GET /v1/models lists those that do"
+    return NoCandidate(message, status=404, kind="model_not_found")
 
 
 class Shed(HttpError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smetric.config import Settings
 from smetric.config.credential import credential
-from smetric.errors import NoCandidate
+from smetric.errors import NoCandidate, unknown_model
 from smetric.features import VOCABULARY
 from smetric.fleet.health import Health, tolerance_of
 from smetric.fleet.instance import Instance, Scrape, State
@@ -180,11 +180,7 @@ class Fleet:
         if not serving:
             if not self.instances:
                 raise NoCandidate("no instance is configured")
-            raise NoCandidate(
-                "the model of this request is not served here; GET /v1/models lists those that are",
-                status=404,
-                kind="model_not_found",
-            )
+            raise unknown_model(model)
         eligible = [i for i in serving if not i.draining]
         chosen = [i for i in eligible if i.healthy]
         if eligible and (not chosen or len(chosen) / len(eligible) < self.health.tolerance.panic_below):

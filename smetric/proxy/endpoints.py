@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -24,7 +25,7 @@ from smetric import names
 from smetric.config.credential import Credential
 from smetric.config.settings import PATHS
 from smetric.config.values import Network
-from smetric.errors import HttpError, NoCandidate, RequestError
+from smetric.errors import UNREADABLE, HttpError, NoCandidate, RequestError, unknown_model
 from smetric.fleet.exchange import Exchanges
 from smetric.fleet.instance import Instance
 from smetric.http.answer import AnswerBroken, UpstreamFailed
@@ -39,6 +40,7 @@ from smetric.proxy.intake import Client
 from smetric.request.memo import screen
 from smetric.request.reader import ReaderSettings, members, parse, patch_member, patch_model
 from smetric.request.request import Api, InferenceRequest
+from smetric.sources.models import MAX_BYTES, Card, ModelLists, read_cards
 from smetric.telemetry.metrics import OTHER
 
 #: Inference paths and their APIs.
@@ -75,23 +77,15 @@ CUT_OFF = HttpError(
 #: Longest name of a tenant, bytes.
 MAX_TENANT_BYTES = 256
 
-#: Bounds on a request for the models of one instance: seconds with the wait for its turn, and bytes.
-MODELS_TIMEOUT_S = 2.0
-MAX_MODELS_BYTES = 1024 * 1024
+#: Longest request for the models of one instance, seconds with the wait for its turn.
+MODELS_TIMEOUT_S = 1.0
+#: Answer of an instance that refuses the client's credentials.
+REFUSED: Mapping[str, Card] = MappingProxyType({})
 #: Bound on such requests at a time, for all clients: each takes a connection that inference may need.
 MAX_MODELS_REQUESTS = 64
 #: Client's header fields that go with them.
-_ASKED_WITH = frozenset({b"authorization", VIA})
+_ASKED_WITH = frozenset({b"authorization", b"x-api-key", VIA})
 
-#: Fields of a model by name, undecoded.
-_Card = dict[str, Any]
-
-
-class _List(msgspec.Struct):
-    data: list[dict[str, msgspec.Raw]]
-
-
-_read = msgspec.json.Decoder(_List).decode
 _read_string = msgspec.json.Decoder(str | None).decode
 
 
@@ -286,22 +280,29 @@ class Preflight(Inference):
 
 
 class Models:
-    """Endpoint `GET /v1/models`: the lists of all instances, merged by id. Cards pass with every field as it came.
+    """Endpoints `GET /v1/models` and `GET /v1/models/{id}`: the models that instances serve.
+
+    They are answered from the lists that the router keeps. Instances that show theirs only to clients with a key are
+    asked with the client's.
 
     Args:
         context: instances and the client that asks them.
+        lists: what is known of their models.
         aliases: aliases of models, and the model behind each.
         exchanges: count and log the answers.
     """
 
-    def __init__(self, context: ProxyContext, aliases: Mapping[str, str], exchanges: Exchanges) -> None:
+    def __init__(
+        self, context: ProxyContext, lists: ModelLists, aliases: Mapping[str, str], exchanges: Exchanges
+    ) -> None:
         self._context = context
+        self._lists = lists
         self._aliases = aliases
         self._exchanges = exchanges
         self._turns = asyncio.Semaphore(MAX_MODELS_REQUESTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with all cards. An alias gets the card of the model behind it."""
+        """Answer with all cards, every field as it came, or with that of one model."""
         exchange = self._exchanges.begin(scope, "/v1/models", trusted=False, is_routed=False)
         status, bytes_out = 500, 0
 
@@ -319,39 +320,49 @@ class Models:
             exchange.end(status, bytes_out=bytes_out, error_type=str(status) if status >= 500 else "")
 
     async def _answer(self, scope: Scope, send: Send) -> None:
+        name = scope.get("path_params", {}).get("id")
         try:
             cards = await self._cards(request_headers(scope["headers"], self._context.id))
+            if name is not None and name not in cards:
+                raise unknown_model(name)
         except HttpError as error:
             await send_error(send, scope["path"], error)
             return
-        body = msgspec.json.encode({"object": "list", "data": cards})
+        body = msgspec.json.encode(cards[name] if name else {"object": "list", "data": list(cards.values())})
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _cards(self, headers: Headers) -> list[_Card]:
+    async def _cards(self, headers: Headers) -> dict[str, Card]:
         """Return one card for each name; *headers* are those that would go to an instance with the client's request.
 
+        An alias gets the card of the model behind it.
+
         Raises:
-            NoCandidate: no instance answers.
+            NoCandidate: no list is known.
+            HttpError: 401, all instances that answer refuse the client's credentials.
         """
+        await self._lists.renew()
         all_instances = self._context.router.fleet.instances
         instances = [i for i in all_instances if i.healthy and not i.draining] or all_instances
+        known = [self._lists.cards(instance) for instance in instances if not self._lists.needs_key(instance)]
         asked_with = [field for field in headers if field[0] in _ASKED_WITH]
-        lists = await asyncio.gather(*(self._ask(instance, asked_with) for instance in instances))
-        if all(cards is None for cards in lists):
+        asked = await asyncio.gather(*(self._ask(i, asked_with) for i in instances if self._lists.needs_key(i)))
+        lists = [cards for cards in (*known, *asked) if cards is not None and cards is not REFUSED]
+        if not lists:
+            if any(cards is REFUSED for cards in asked):
+                raise HttpError(401, "the instances refuse this API key; send one they take", "authentication_error")
             raise NoCandidate("no instance answers with its models")
-        merged: dict[str, _Card] = {}
+        merged: dict[str, Card] = {}
         for cards in lists:
-            for name, card in cards or ():
-                merged.setdefault(name, card)
+            merged = {**merged, **{name: card for name, card in cards.items() if name not in merged}}
         for alias, model in self._aliases.items():
             if model in merged and alias not in merged:
                 merged[alias] = {**merged[model], "id": alias, "parent": model}
-        return list(merged.values())
+        return merged
 
-    async def _ask(self, instance: Instance, headers: Headers) -> list[tuple[str, _Card]] | None:
-        """Return the cards of one instance by their ids, or None if it does not answer in time with a list of them."""
+    async def _ask(self, instance: Instance, headers: Headers) -> Mapping[str, Card] | None:
+        """Return the models of an instance; None if it does not answer in time with a list, or `REFUSED`."""
         try:
             async with asyncio.timeout(MODELS_TIMEOUT_S), self._turns:
                 answer = await self._context.upstream.send(instance, "GET", b"/v1/models", headers, None)
@@ -359,17 +370,16 @@ class Models:
                     body = bytearray()
                     while piece := await answer.read():
                         body += piece
-                        if len(body) > MAX_MODELS_BYTES:
+                        if len(body) > MAX_BYTES:
                             return None
                     answer.finish()
                 finally:
                     answer.close()
-            if answer.status != 200:
-                return None
-            named = [(msgspec.json.decode(card["id"]), card) for card in _read(body.decode()).data]
-            return [(id, card) for id, card in named if isinstance(id, str)]
-        except (TimeoutError, UpstreamFailed, AnswerBroken, ValueError, KeyError, RecursionError):
-            return None  # the last three: the body is no such list
+            if answer.status in (401, 403):
+                return REFUSED
+            return read_cards(bytes(body)) if answer.status == 200 else None
+        except (TimeoutError, UpstreamFailed, AnswerBroken, ValueError, *UNREADABLE):
+            return None  # the last ones: the body is no such list
 
 
 def data_app(
@@ -389,6 +399,7 @@ def data_app(
     routes: list[Route] = [
         *(Route(path, Inference(context, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
         Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{id:path}", models, methods=["GET"]),
         *(Route(path, Inference(context, path, api, leased=False), methods=["POST"]) for path, api in COUNTING.items()),
         *(Route(path, Inference(context, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(context, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),

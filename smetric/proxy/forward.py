@@ -7,6 +7,7 @@ second instance is tried only before the client has seen a byte.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -26,8 +27,11 @@ from smetric.proxy.intake import Client
 from smetric.request.request import InferenceRequest, Usage
 from smetric.routing.router import Routing
 
-#: Statuses of an instance that is overloaded, stopping or broken. Another instance may do better.
+#: Statuses of an instance that is overloaded, stopping or broken. Another instance may do better; so it may where a
+#: model does not exist.
 ELSEWHERE = frozenset({429, 500, 502, 503})
+#: Message of an engine, or of a router, that does not serve the model of a request. It names the model first.
+NO_SUCH_MODEL = re.compile(rb'"message": ?"[Tt]he model `[^`]{0,1000}` does not exist')
 #: Largest body of such an answer that is held back while another instance is tried, bytes.
 HELD_BYTES = 16 * 1024
 #: Messages that an engine sends with 500 as soon as it stops. A client could have sent a part of one.
@@ -228,25 +232,27 @@ class Forwarding:
         self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: UpstreamResponse
     ) -> Failure | None:
         """Relay *answer*, or hold it back if another instance may do better."""
-        held = b""
-        if answer.status in ELSEWHERE:
+        held, status = b"", answer.status
+        if status in ELSEWHERE or status == 404:
             try:
                 while piece := await answer.read():
                     held += piece
                     if len(held) > HELD_BYTES:
                         break
-                else:
+                if len(held) <= HELD_BYTES and (status != 404 or NO_SUCH_MODEL.search(held)):
                     answer.finish()
-                    attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
-                    if answer.status == 500 and any(message in held for message in SHUTTING_DOWN):
+                    attempt.end("5xx" if status >= 500 else "ok", status=status)
+                    if status == 404:
+                        self.context.router.lost_model(lease.instance, self.request.model)
+                    elif status == 500 and any(message in held for message in SHUTTING_DOWN):
                         self.trial.stopping(lease)
                     headers = response_headers(answer.headers) + self.context.receipt(record)
-                    return Failure(status=answer.status, headers=headers, body=held)
+                    return Failure(status=status, headers=headers, body=held)
             except AnswerBroken:
-                attempt.end("closed", status=answer.status)
+                attempt.end("closed", status=status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
         if self.trial.failures:
-            self.trial.answers(answer.status)
+            self.trial.answers(status)
         self.body = None  # no other instance is tried from here on
         self.permit.settle(0)
         self.delivery = Delivery(

@@ -23,6 +23,7 @@ from smetric.request.request import InferenceRequest
 from smetric.routing.policy_files import Generation
 from smetric.routing.routes import Arm, Route, Routes
 from smetric.sources.lookups import Columns, LookupDeadline, Lookups
+from smetric.sources.models import ModelLists
 from smetric.sources.source import Source
 
 #: Seconds for which a response id ties requests to the engine that made it, and most ids that are remembered.
@@ -88,6 +89,7 @@ class Router:
         observed: policies whose features are recorded too.
         at_hand_every_s: seconds from one decision whose features at hand are all recorded to the next one.
         rng: draws the seed of each decision.
+        models: read again before a model counts as unknown.
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class Router:
         observed: Sequence[Policy] = (),
         at_hand_every_s: float = math.inf,
         rng: random.Random | None = None,
+        models: ModelLists | None = None,
     ) -> None:
         self.fleet = fleet
+        self.models = models
         self.routes = routes
         #: The sources, which learn from what becomes of a request.
         self.lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
@@ -141,18 +145,24 @@ class Router:
         """
         route = self.routes.of(request)
         arm = route.control
-        try:
-            if request.pinned_to:
-                return self._pinned(request, route, exclude, leased)
-            if not leased:
-                lease = self._any(request.model, exclude).charge(0, 0)
-                return Routing(route, arm, arm.file.current, None, lease, None, "routed")
-            arm = route.arm_of(request)
-            return await self._decide(request, route, arm, exclude)
-        except HttpError as error:
-            # The frames of its traceback, and on 3.12 their callers, would keep the request with its body.
-            error.__traceback__ = None
-            return Routing(route, arm, arm.file.current, None, None, error, "no_candidate")
+        is_renewed = self.models is None
+        while True:
+            try:
+                if request.pinned_to:
+                    return self._pinned(request, route, exclude, leased)
+                if not leased:
+                    lease = self._any(request.model, exclude).charge(0, 0)
+                    return Routing(route, arm, arm.file.current, None, lease, None, "routed")
+                arm = route.arm_of(request)
+                return await self._decide(request, route, arm, exclude)
+            except HttpError as error:
+                # The frames of its traceback, and on 3.12 their callers, would keep the request with its body.
+                error.__traceback__ = None
+                if is_renewed or not isinstance(error, NoCandidate) or error.status != 404:
+                    return Routing(route, arm, arm.file.current, None, None, error, "no_candidate")
+            assert self.models is not None
+            await self.models.renew()
+            is_renewed = True
 
     async def _decide(
         self, request: InferenceRequest, route: Route, arm: Arm, exclude: Collection[Instance]
@@ -252,6 +262,11 @@ class Router:
     def pin(self, response_id: str, instance: Instance) -> None:
         """Remember that *instance* holds the response *response_id*."""
         self._pins[response_id] = instance
+
+    def lost_model(self, instance: Instance, model: str) -> None:
+        """Report that *model* does not exist on *instance*, which was sent a request for it."""
+        if self.models is not None:
+            self.models.lost(instance, model)
 
     def forget(self, instance: Instance) -> None:
         """Drop what is known of *instance*, which has restarted: its cache, and the responses stored on it."""

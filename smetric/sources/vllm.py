@@ -14,29 +14,23 @@ from functools import cache, partial
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
-import msgspec
 import structlog
 
-from smetric.errors import UNREADABLE
 from smetric.fleet.health import Health
 from smetric.fleet.instance import CacheConfig, Instance, PrefixTokens, Scrape
 from smetric.http.addresses import Addresses, Resolve, is_own_fault, port_of, resolve
 from smetric.log_limit import CHANGE_LINES, LogLimit
 from smetric.policy.vocabulary import LARGEST
 from smetric.sources.client import PlainSession, is_plain, read_within
+from smetric.sources.models import ModelLists, Unread
 
-#: Largest page and largest model list that are read, in bytes. Real pages have 50 to 75 KB for each engine.
+#: Largest page that is read, in bytes. Real pages have 50 to 75 KB for each engine.
 MAX_PAGE_BYTES = 4 * 1024 * 1024
-MAX_MODELS_BYTES = 1024 * 1024
 #: Pages above this size are parsed in a thread, which searches this many bytes before it lets others run.
 INLINE_PAGE_BYTES = 256 * 1024
 STRETCH_BYTES = 64 * 1024
 #: Most series of wanted names on a page, except those of adapters in use. A page with more is refused.
 MAX_SERIES = 2048
-#: Most names taken from one instance's model list.
-MAX_MODELS = 4096
-#: Seconds between two reads of an instance's model list.
-MODELS_INTERVAL_S = 30.0
 #: Longest first line of a probe's response, bytes.
 MAX_LINE_BYTES = 8 * 1024
 #: If a probe's timeout is noticed more than this late, in seconds, the process was suspended or busy.
@@ -258,39 +252,19 @@ async def _stop_loops(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Card(msgspec.Struct):
-    id: str
-    #: An adapter's base model.
-    parent: str | None = None
-
-
-class _Cards(msgspec.Struct):
-    data: list[_Card]
-
-
-_CARDS = msgspec.json.Decoder(_Cards)
-
-
 @dataclass(slots=True)
 class _Seen:
     """State of one instance between two scrapes."""
 
     result: str = "ok"
     counters: dict[str, float] = field(default_factory=dict)
-    models_due: float = float("-inf")
-    #: Why the models could not be read last time; empty if they could.
-    models_problem: str = ""
-
-
-class _Unreadable(Exception):
-    """A response that is not a page. The message is the result it is counted as."""
 
 
 class Scraper:
     """Background task that writes scrapes, cache configuration and model names to the instances.
 
-    It reads load and restarts from `/metrics`, and served names from `/v1/models`. How a scrape is corrected and grows
-    old is in `smetric.fleet`.
+    It reads load and restarts from `/metrics`, and keeps the lists of models. How a scrape is corrected and grows old
+    is in `smetric.fleet`.
 
     Args:
         instances: those to poll.
@@ -301,6 +275,9 @@ class Scraper:
         on_scrape: called after each scrape with its result (ok, timeout, connect_error, http_error, bad_page) and the
             seconds it took.
         clock: monotonic seconds, the fleet's.
+
+    Attributes:
+        models: the lists of models.
     """
 
     def __init__(
@@ -325,6 +302,7 @@ class Scraper:
         self._change_limit = LogLimit(clock, lines=CHANGE_LINES)
         self._session: PlainSession | None = None
         self._loops: list[asyncio.Task[None]] = []
+        self.models = ModelLists(instances, self._get, clock)
         self._unseen = set(instances)
         self._all_seen = asyncio.Event()
 
@@ -343,6 +321,7 @@ class Scraper:
     async def stop(self) -> None:
         """End the loops and close the connections."""
         await _stop_loops(self._loops)
+        self.models.close()
         if self._session is not None:
             await self._session.close()
 
@@ -354,7 +333,7 @@ class Scraper:
             text = await self._get(instance, "/metrics", MAX_PAGE_BYTES)
             page = parse_page(text) if len(text) <= INLINE_PAGE_BYTES else await asyncio.to_thread(parse_page, text)
             result = self._take(instance, seen, page, sent_at, own)
-        except _Unreadable as error:
+        except Unread as error:
             result = str(error)
         self._unseen.discard(instance)
         if not self._unseen:
@@ -363,9 +342,8 @@ class Scraper:
             seen.result = result
             self._log_change("smetric.scrape.changed", instance, result=result)
         self._on_scrape(instance, result, self._clock() - sent_at)
-        is_reached = result not in ("connect_error", "timeout")
-        if is_reached and not instance.models_fixed and self._clock() >= seen.models_due:
-            await self._read_models(instance, seen)
+        if result not in ("connect_error", "timeout"):
+            await self.models.keep(instance)
         return result
 
     def _take(self, instance: Instance, seen: _Seen, page: Page, sent_at: float, own: int) -> str:
@@ -376,7 +354,7 @@ class Scraper:
             instance.restarted(page.started_at, seen_empty=has_computed_nothing and not instance.own)
             instance.scrape = None
             seen.counters.clear()
-            seen.models_due = float("-inf")
+            self.models.forget(instance)
             self._log_change("smetric.instance.restarted", instance, incarnation=instance.incarnation)
             self._on_restart(instance)
         elif not seen.counters and page.counters:
@@ -414,41 +392,26 @@ class Scraper:
             return True
         return any(value < seen.counters.get(name, 0.0) for name, value in page.counters.items())
 
-    async def _read_models(self, instance: Instance, seen: _Seen) -> None:
-        """Read the names an instance serves. If that fails, the names known before stay."""
-        seen.models_due = self._clock() + MODELS_INTERVAL_S
-        try:
-            cards = _CARDS.decode(await self._get(instance, "/v1/models", MAX_MODELS_BYTES))
-        except (_Unreadable, *UNREADABLE) as error:
-            reason = str(error) if isinstance(error, _Unreadable) else "bad_page"
-            if reason != seen.models_problem:
-                log.warning("smetric.models.unreadable", instance=instance.id, result=reason)
-            seen.models_problem = reason
-            return
-        seen.models_problem = ""
-        instance.models = frozenset(card.id for card in cards.data[:MAX_MODELS])
-        instance.adapters = frozenset(card.id for card in cards.data[:MAX_MODELS] if card.parent is not None)
-
     async def _get(self, instance: Instance, path: str, limit: int) -> bytes:
         """Return the body of a 200 response of at most *limit* bytes.
 
         Raises:
-            _Unreadable: there is none.
+            Unread: there is none.
         """
         assert self._session is not None, "start() comes first"
         headers = {"Authorization": f"Bearer {instance.key.text}"} if instance.key is not None else {}
         try:
             async with self._session.http.get(instance.url + path, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
-                    raise _Unreadable("http_error")
+                    raise Unread("http_error", response.status)
                 if not is_plain(response) or (body := await read_within(response, limit)) is None:
-                    raise _Unreadable("bad_page")
+                    raise Unread("bad_page")
         except TimeoutError:
-            raise _Unreadable("timeout") from None
+            raise Unread("timeout") from None
         except (aiohttp.ClientConnectionError, OSError):
-            raise _Unreadable("connect_error") from None
+            raise Unread("connect_error") from None
         except aiohttp.ClientError:
-            raise _Unreadable("bad_page") from None
+            raise Unread("bad_page") from None
         return bytes(body)
 
 

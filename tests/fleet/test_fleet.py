@@ -139,9 +139,9 @@ def test_candidates_serve_the_model_or_list_no_models() -> None:
 def test_candidates_of_an_unknown_model_are_404() -> None:
     fleet = small_fleet(Instance("a", "http://a", models=["m"]))
     with pytest.raises(NoCandidate) as caught:
-        fleet.candidates("secret-name")
+        fleet.candidates("other" * 100)
     assert (caught.value.status, caught.value.kind) == (404, "model_not_found")
-    assert "secret-name" not in str(caught.value)
+    assert f"model `{'other' * 40}` does not exist here" in str(caught.value)
 
 
 def test_candidates_of_an_unavailable_model_are_503() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.config.settings import PATHS
+from smetric.config.settings import PATHS, InstanceSettings
 from smetric.http.headers import VIA
 from smetric.proxy import endpoints, forward
-from tests.fakes import CAPTURES, DONE, Call, FakeEngine, chunk, delta, one_model, until
+from smetric.sources import models as lists
+from tests.fakes import CAPTURES, DONE, MODELS, Call, FakeEngine, Script, chunk, delta, hang, one_model, until
 from tests.faults.harness import Running, chat, running
 
 pytestmark = pytest.mark.slow
@@ -78,12 +79,17 @@ def upload(model: bytes, first: bool = True) -> bytes:
 FORM = [("Content-Type", "multipart/form-data; boundary=x")]
 
 
+async def empty(call: Call) -> None:
+    """Answer with an empty object."""
+    await call.answer(200, b"{}")
+
+
 @asynccontextmanager
 async def two_models(**more: Any) -> AsyncIterator[Running]:
     """A router of an engine of `tiny` and one of `whisper`, whose lists it knows."""
-    other = FakeEngine(lambda call: call.answer(200, b"{}"))
+    other = FakeEngine()
     other.models = lambda call: call.answer(200, b'{"data":[{"id":"whisper"}]}')
-    async with running(FakeEngine(lambda call: call.answer(200, b"{}")), other, **more) as router:
+    async with running(FakeEngine(), other, script=empty, **more) as router:
         await until(lambda: all(router.instance_of(engine).models for engine in router.engines))
         yield router
 
@@ -286,21 +292,64 @@ async def test_fault_during_an_answer_is_logged_with_the_status_that_was_sent(
         assert router.counted() == (0, 0, 0)
 
 
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read lists of models as often as they are asked for."""
+    monkeypatch.setattr(lists, "LEAST_INTERVAL_S", 0.0)
+
+
+async def models_of(router: Running, *headers: tuple[str, str]) -> dict[str, Any]:
+    """The cards of `/v1/models` by name."""
+    return {
+        card["id"]: card for card in orjson.loads((await router.ask("GET", "/v1/models", b"", *headers)).body)["data"]
+    }
+
+
+@pytest.mark.usefixtures("eager")
 async def test_models_of_all_engines_are_merged_with_all_fields() -> None:
     engines = [FakeEngine(), FakeEngine(), FakeEngine()]
-    other = b'{"object":"list","data":[{"id":"tiny","root":"b"},{"id":"lora","parent":"tiny","max_model_len":9}]}'
+    other = b'{"object":"list","data":[{"id":"tiny","root":"b"},{"id":"a/b","parent":"tiny","max_model_len":9}]}'
     async with running(*engines, models={"small": "tiny"}) as router:
         engines[1].models = lambda call: call.answer(200, other)
         engines[2].models = lambda call: call.answer(500, b"no")
-        cards = {card["id"]: card for card in orjson.loads((await router.ask("GET", "/v1/models")).body)["data"]}
-        assert set(cards) == {"tiny", "lora", "small"}
-        assert cards["lora"]["max_model_len"] == 9
+        cards = await models_of(router)
+        assert set(cards) == {"tiny", "a/b", "small"}
+        assert cards["a/b"]["max_model_len"] == 9
         assert cards["small"] == {**cards["tiny"], "id": "small", "parent": "tiny"}
+        for name in cards:
+            assert orjson.loads((await router.ask("GET", f"/v1/models/{name}")).body) == cards[name]
+        answer = await router.ask("GET", "/v1/models/none/such")
+        assert (answer.status, orjson.loads(answer.body)["error"]["type"]) == (404, "model_not_found")
+        assert b"`none/such`" in answer.body
         for engine in engines:
             engine.models = lambda call: call.answer(200, b"not json")
-        assert (await router.ask("GET", "/v1/models")).status == 503
+        assert await models_of(router) == cards, "what was known stays"
 
 
+@pytest.mark.usefixtures("eager")
+async def test_models_wait_for_no_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        await until(lambda: router.instance_of(router.engines[1]).models is not None)
+        router.engines[1].models = hang
+        assert set(await models_of(router)) == {"tiny"}
+        await until(lambda: bool(router.lines("smetric.models.unreadable")))
+        monkeypatch.setattr(lists, "WAIT_S", 60.0)
+        assert set(await models_of(router)) == {"tiny"}, "the last read timed out, so it is not waited for"
+        assert len(router.lines("smetric.models.unreadable")) == 1
+
+
+async def test_models_of_an_instance_with_configured_names_are_those_names() -> None:
+    engine = FakeEngine()
+    await engine.start()
+    instances = [InstanceSettings(url=engine.url, models=("tiny", "more"))]
+    async with running(engine, instances=instances) as router:
+        assert await models_of(router) == {
+            "tiny": orjson.loads(MODELS)["data"][0],
+            "more": {"id": "more", "object": "model"},
+        }
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("field", "is_told"),
     [
@@ -323,59 +372,146 @@ async def test_models_pass_each_card_undecoded_and_skip_unreadable_lists(field: 
         assert b'"id":7' not in answer.body
 
 
-async def test_models_reuse_their_connections() -> None:
-    async with running(FakeEngine()) as router:
-        carried: list[int] = []
+def locked(name: bytes, log: list[Call], pause_s: float = 0.0) -> Script:
+    """A list of models that an engine shows only to clients with the key `k`."""
 
-        async def script(call: Call) -> None:
-            if call.values(VIA):  # asked for a client
-                carried.append(call.nth)
-            await one_model(call)
+    async def script(call: Call) -> None:
+        if call.values(VIA):  # asked for a client
+            log.append(call)
+            await asyncio.sleep(pause_s)
+        is_allowed = call.values(b"authorization") == [b"Bearer k"] or call.values(b"x-api-key") == [b"k"]
+        await call.answer(200 if is_allowed else 401, b'{"data":[{"id":"%b"}]}' % name)
 
-        router.engines[0].models = script
-        before = (await router.ask("GET", "/v1/models")).status
-        assert (before, (await router.ask("GET", "/v1/models")).status) == (200, 200)
-        assert carried[1] == carried[0] + 1
+    return script
+
+
+@pytest.mark.parametrize("key", [("Authorization", "Bearer k"), ("X-Api-Key", "k")], ids=["bearer", "x-api-key"])
+async def test_models_behind_a_key_are_asked_for_with_that_of_the_client(key: tuple[str, str]) -> None:
+    calls: list[Call] = []
+    engines = [FakeEngine(), FakeEngine()]
+    for name, engine in zip((b"one", b"two"), engines, strict=True):
+        engine.models = locked(name, calls)
+    async with running(*engines) as router:
+        assert set(await models_of(router, key)) == {"one", "two"}
+        assert set(await models_of(router, key)) == {"one", "two"}
+        assert (len(calls), len({call.writer for call in calls})) == (4, 2), "connections are kept"
+        for headers in ([], [("Authorization", "Bearer other")]):
+            answer = await router.ask("GET", "/v1/models", b"", *headers)
+            assert (answer.status, orjson.loads(answer.body)["error"]["type"]) == (401, "authentication_error")
+        engines[1].models = one_model
+        router.application.sources.scraper.models.forget(router.instance_of(engines[1]))
+        await until(lambda: router.instance_of(engines[1]).models is not None)
+        assert set(await models_of(router)) == {"tiny"}
 
 
 async def test_models_bound_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "MAX_MODELS_REQUESTS", 3)
-    async with running(FakeEngine(), FakeEngine()) as router:
-        now, counts = 0, []
+    engines, calls, now, counts = [FakeEngine(), FakeEngine()], list[Call](), 0, list[int]()
 
-        async def script(call: Call) -> None:
-            nonlocal now
-            if call.values(VIA):  # asked for a client
-                now += 1
-                counts.append(now)
-                await asyncio.sleep(0.005)
-                now -= 1
+    async def script(call: Call) -> None:
+        nonlocal now
+        now += bool(call.values(VIA))
+        counts.append(now)
+        await locked(b"tiny", calls, 0.005)(call)
+        now -= bool(call.values(VIA))
+
+    for engine in engines:
+        engine.models = script
+    async with running(*engines) as router:
+        answers = await asyncio.gather(*(router.ask("GET", "/v1/models", b"", ("X-Api-Key", "k")) for _ in range(20)))
+        assert {answer.status for answer in answers} == {200}
+        assert (len(calls), max(counts)) == (40, 3)
+
+
+@pytest.mark.usefixtures("eager")
+async def test_unknown_model_is_looked_for_again_before_a_404() -> None:
+    async with two_models() as router:
+        assert (await router.chat(model="new")).status == 404
+        router.engines[1].models = lambda call: call.answer(200, b'{"data":[{"id":"new"}]}')
+        assert (await router.chat(model="new")).status == 200
+        body = b'{"model":"new","messages":[]}'
+        assert (await router.ask("POST", "/v1/messages/count_tokens", body)).status == 200
+        assert len(router.engines[1].calls) == 2
+
+
+async def test_unknown_models_cause_one_read_a_second() -> None:
+    async with two_models() as router:
+        asked = 0
+
+        async def count(call: Call) -> None:
+            nonlocal asked
+            asked += 1
             await one_model(call)
 
-        for engine in router.engines:
-            engine.models = script
-        answers = await asyncio.gather(*(router.ask("GET", "/v1/models") for _ in range(20)))
-        assert {answer.status for answer in answers} == {200}
-        assert (len(counts), max(counts)) == (40, 3)
+        router.engines[0].models = count
+        answers = await asyncio.gather(*(router.chat(model=f"none{number}") for number in range(30)))
+        assert {answer.status for answer in answers} == {404}
+        assert asked <= 2
 
 
+NO_MODEL = [
+    b'{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","param":"model","code":404}}',
+    b'{"type":"error","error":{"type":"NotFoundError","message":"The model `tiny` does not exist. Valid aliases: a."}}',
+    b'{"error": {"message": "the model `tiny` does not exist here; GET /v1/models lists those that do"}}',
+]
+
+
+@pytest.mark.parametrize("body", NO_MODEL, ids=["OpenAI", "Anthropic", "router"])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", b'{"model":"tiny","messages":[],"stream":true}'),
+        ("/v1/messages", b'{"model":"tiny","messages":[]}'),
+        ("/v1/messages/count_tokens", b'{"model":"tiny","messages":[]}'),
+        ("/v1/embeddings", b'{"model":"tiny","input":"a"}'),
+    ],
+)
+async def test_model_that_an_engine_lost_is_asked_of_another(path: str, asked: bytes, body: bytes) -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    async with running(*engines, policy="round_robin", script=empty, check_after=False) as router:
+        lost = router.engines[0]
+        lost.script = lambda call: call.answer(404, body)
+        lost.models = lambda call: call.answer(200, b'{"data":[{"id":"base"}]}')
+        await until(lambda: all(one.models is not None for one in router.application.fleet.instances))
+        assert [(await router.ask("POST", path, asked)).status for _ in range(6)] == [200] * 6
+        assert len(lost.calls) <= 1
+        assert router.instance_of(lost).healthy
+        router.engines[1].script = lost.script
+        answer = await router.ask("POST", path, asked)
+        assert (answer.status, answer.body) == (404, body), "the last engine's own answer"
+
+
+async def test_other_404_of_an_engine_passes_untouched() -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        for body in (b'{"detail":"Not Found"}', b"", b"x" * 40_000):
+            for engine in router.engines:
+                engine.script = lambda call, body=body: call.answer(404, body)  # type: ignore[misc]
+                engine.calls.clear()
+            answer = await router.ask("POST", "/v1/embeddings", b'{"model":"tiny","input":"a"}')
+            assert (answer.status, answer.body) == (404, body)
+            assert sum(len(engine.calls) for engine in router.engines) == 1
+
+
+@pytest.mark.usefixtures("eager")
 async def test_requests_without_an_instance_are_counted_and_logged() -> None:
-    async with running(FakeEngine(), models={"small": "tiny"}) as router:
+    engine = FakeEngine()
+    engine.models = lambda call: call.answer(500, b"no")
+    async with running(engine, models={"small": "tiny"}) as router:
+        assert (await router.ask("GET", "/v1/models")).status == 503
+        engine.models = one_model
         listed = await router.ask("GET", "/v1/models")
         assert (await router.ask("GET", "/v1/chat/completions")).status == 405
         assert (await router.ask("POST", "/v1/chat/completion%0d%0ax", chat())).status == 404
         assert (await router.ask("GET", "/healthz")).status == 200
-        router.engines[0].models = lambda call: call.answer(500, b"no")
-        assert (await router.ask("GET", "/v1/models")).status == 503
         await until(lambda: len(router.lines("request")) == 5)
         lines = router.lines("request")[1:]  # the first is of the harness
         assert [(line["path"], line["status"], line.get("error_type")) for line in lines] == [
+            ("/v1/models", 503, "503"),
             ("/v1/models", 200, None),
             ("other", 405, "invalid_request_error"),
             ("other", 404, "invalid_request_error"),
-            ("/v1/models", 503, "503"),
         ]
-        assert lines[0]["bytes"] == len(listed.body)
+        assert lines[1]["bytes"] == len(listed.body)
         page = (await router.admin("/metrics")).body
         for series in (b'code="200",route="/v1/models"', b'code="404",route="other"', b'code="405",route="other"'):
             assert b"smetric_requests_total{%b} 1.0" % series in page
