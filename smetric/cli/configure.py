@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 from smetric.cli.options import settings_options, settings_table
 from smetric.config import load
 from smetric.errors import ConfigError
+from smetric.files import shipped_policies
 
 #: A key that YAML reads as itself without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
@@ -110,7 +112,8 @@ def init(folder: Path, instances: tuple[str, ...]) -> None:
     """
     urls = instances or ("http://127.0.0.1:9101", "http://127.0.0.1:9102")
     settings = _SETTINGS.format(instances="\n".join(f"  - {url}" for url in urls))
-    files = {folder / "smetric.yaml": settings, folder / "mine.policy": _POLICY}
+    policy_text = shipped_policies()["smetric"].read_text("utf-8").replace("policy smetric\n", "policy mine\n")
+    files = {folder / "smetric.yaml": settings, folder / "mine.policy": policy_text}
     load.from_table(load.stack(None, {}, [load.Flagged("--instance", "instances", urls)]))
     for path in files:
         if path.exists():
@@ -121,7 +124,7 @@ def init(folder: Path, instances: tuple[str, ...]) -> None:
             path.write_text(text, "utf-8")
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    yaml, policy = map(str, files)
+    yaml, policy = (shlex.quote(str(path)) for path in files)
     click.echo(f"wrote {yaml} and {policy}\n\nsmetric test {policy}")
     if not instances:
         click.echo("smetric emulate --instances 2 --port 9101     # in a terminal of its own, unless you have engines")
@@ -136,10 +139,10 @@ _SETTINGS = """\
 instances:
 {instances}
 
-# The policy that picks the instance of each request. It is read again whenever it changes.
-# `smetric policies --shipped` lists others, such as smetric, lmetric or load_only.
+# The policy that picks the instance of each request: a copy of `smetric`, with its tests. It is read again whenever it
+# changes. `smetric policies --shipped` lists others, such as lmetric or load_only.
 policy: ./mine.policy
-# params: {{OVERLOAD: 1.5}}     # values of its parameters
+params: {{FLOOR: 2}}     # up to 2 requests are no overload, however idle the others are
 
 # Where clients connect, and where operators do. Beyond this machine the admin port needs a token.
 # listen: {{host: 0.0.0.0, port: 8080}}
@@ -153,43 +156,4 @@ policy: ./mine.policy
 
 # A line for each decision, for `smetric replay` and `smetric explain --record`.
 # record: decisions.jsonl
-"""
-_POLICY = """\
-## Send later requests of a session back to the instance that has its cache, unless
-## that is much busier than the others. Balance everything else.
-policy mine
-
-## Stay while the load of the warm instance is at most this many times the mean.
-param OVERLOAD = 2.0 in 1.0..
-## Stay also while it has at most this many requests, however idle the others are.
-param FLOOR    = 2 requests in 0..
-
-let warm = argmax(hit_len, then: requests)  # where most of the prompt is cached
-
-def has_room(s) = requests[s] <= greatest(OVERLOAD * mean(requests), FLOOR)
-
-route warm  when req.turn != 0 and has_room(warm)  as stick
-route argmin(requests)                             as balance
-
-test "the first request of a session is balanced"
-  given turn = 0
-  instance | hit_len | requests
-  a        |     600 |        5
-  b        |       0 |        2
-  expect b as balance
-
-test "a later request returns to its cache"
-  given turn = 3
-  instance | hit_len | requests
-  a        |     880 |        3
-  b        |       0 |        2
-  expect a as stick
-
-test "a busy instance sheds a session"
-  given turn = 3
-  instance | hit_len | requests
-  a        |     880 |       20
-  b        |       0 |        3
-  c        |       0 |        4
-  expect b as balance failing has_room
 """

@@ -7,14 +7,15 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
+import msgspec
 
 from smetric.cli.admin import admin_option, ask, strange
 from smetric.cli.options import painted, param_values, policy_names, set_option
 from smetric.cli.policy import policy_named
-from smetric.errors import ConfigError, did_you_mean
+from smetric.errors import UNREADABLE, ConfigError, did_you_mean
 from smetric.features import VOCABULARY
 from smetric.files import read_once
 from smetric.policy import Decision, Feature, Kind, PolicyError, RequestField
@@ -140,6 +141,13 @@ def _kept_by(admin: str, decision: str) -> Recorded:
         raise strange(admin, status) from error
 
 
+class _SnapshotFile(msgspec.Struct, forbid_unknown_fields=True):
+    instances: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=_MOST_INSTANCES)]
+    request: dict[str, Any] = {}
+    cursors: dict[str, str] = {}
+    seed: int = 0
+
+
 def _read_snapshot(snapshot: str) -> Situation:
     """Read a snapshot with a request as JSON from a file, or from standard input for `-`.
 
@@ -156,39 +164,31 @@ def _read_snapshot(snapshot: str) -> Situation:
     try:
         most = MAX_BYTES + 1
         data = sys.stdin.buffer.read(most) if snapshot == "-" else read_once(Path(snapshot), most)
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"{snapshot}: larger than {MAX_BYTES} bytes; is this the right file?")
-        document = json.loads(data.decode())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error
-    except ValueError as error:
-        raise ConfigError(f"{place}: not JSON: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{place}: nested too deeply") from error
-    top = _object(document, place, ("instances", "request", "cursors", "seed"))
+    except OSError as error:
+        way_out = "give a JSON file, or - for standard input"
+        raise ConfigError(f"{snapshot}: cannot be read: {error.strerror}; {way_out}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{snapshot}: larger than {MAX_BYTES} bytes; is this the right file?")
+    try:
+        read = msgspec.json.decode(data, type=_SnapshotFile)
+    except UNREADABLE as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{place}: not a snapshot as JSON: {reason}") from error
     given = {}
-    for name, item in _object(top.get("request", {}), f"{place}: request", VOCABULARY.request).items():
+    for name, item in read.request.items():
+        _require_known(name, VOCABULARY.request, f"{place}: request")
         field = VOCABULARY.request[name]
         if item is None and not field.may_be_unknown:
             raise ConfigError(f"{place}: request: {name}: is never unknown; give a value or leave it out")
         given[name] = _typed(item, field, field.high, f"{place}: request: {name}")
-    rows = top.get("instances")
-    if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_INSTANCES:
-        example = '[{"id": "a", "requests": 3}, …]'
-        raise ConfigError(f"{place}: instances: expected a list of 1 to {_MOST_INSTANCES} objects: {example}")
-    ids, cells, ages = _columns(rows, place, given)
-    cursors = _object(top.get("cursors", {}), f"{place}: cursors")
-    if not all(isinstance(value, str) for value in cursors.values()):
-        raise ConfigError(f"{place}: cursors: expected instance ids")
-    seed = top.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 64:
-        raise ConfigError(f"{place}: seed: expected a whole number from 0 to 2^64 - 1, got {_shown(seed)}")
-    return Situation(ids, cells, ages, given, cursors, seed)
+    if not 0 <= read.seed < 1 << 64:
+        raise ConfigError(f"{place}: seed: expected a whole number from 0 to 2^64 - 1, got {_shown(read.seed)}")
+    ids, cells, ages = _columns(read.instances, place, given)
+    return Situation(ids, cells, ages, given, read.cursors, read.seed)
 
 
 def _columns(
-    rows: list[Any], place: str, given: Mapping[str, Any]
+    rows: list[dict[str, Any]], place: str, given: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, list[Any]], dict[str, list[float]]]:
     """Return ids, and per feature cells and ages; an omitted age is 0."""
     ids: dict[str, None] = {}
@@ -196,7 +196,7 @@ def _columns(
     ages: dict[str, list[float]] = {}
     for i, row in enumerate(rows):
         here = f"{place}: instances[{i}]"
-        ident = _object(row, here).get("id")
+        ident = row.get("id")
         if not isinstance(ident, str) or not ident or ident in ids:
             raise ConfigError(f"{here}: id: expected a text of its own, got {_shown(ident)}")
         ids[ident] = None
@@ -227,15 +227,6 @@ def _typed(value: Any, row: Feature | RequestField, high: float, place: str) -> 
             raise ConfigError(f"{place}: expected a number from {row.low:g} to {high:g}, got {_shown(value)}")
         return float(value)
     return frozenset(value) if row.kind is Kind.SET else value
-
-
-def _object(value: Any, place: str, keys: Iterable[str] | None = None) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{place}: expected an object, got {_shown(value)}")
-    if keys is not None:
-        for key in value:
-            _require_known(key, keys, place)
-    return value
 
 
 def _require_known(name: str, names: Iterable[str], place: str) -> None:

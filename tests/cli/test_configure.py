@@ -20,7 +20,7 @@ def test_init_writes_what_check_and_test_accept(tmp_path: Path) -> None:
     settings, policy = (str(tmp_path / "new" / name) for name in ("smetric.yaml", "mine.policy"))
     assert f"smetric serve --config {settings}" in result.stdout
     assert "  - http://10.0.0.7:8000\n" in Path(settings).read_text()
-    assert run("test", "--min-coverage", "100", policy).stdout == "3 passed, 0 failed\n"
+    assert run("test", "--min-coverage", "100", policy).stdout == "12 passed, 0 failed\n"
     for command in (("check", policy), ("fmt", "--check", policy), ("config", "check", settings)):
         checked = run(*command)
         assert (checked.exit_code, checked.output) == (0, ""), command

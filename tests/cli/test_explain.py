@@ -35,12 +35,14 @@ def three(tmp_path: Path) -> str:
 
 
 def test_explain_snapshot_unreadable_is_a_usage_error(good: str, tmp_path: Path) -> None:
-    binary = tmp_path / "binary.json"
-    binary.write_bytes(b"\xff")
-    for path, reason in ((tmp_path / "none.json", "No such file or directory"), (binary, "not UTF-8")):
+    (tmp_path / "binary.json").write_bytes(b"\xff")
+    for name, reason in (
+        ("none", "cannot be read: No such file or directory; give a JSON file, or - for standard input"),
+        ("binary", "not a snapshot as JSON: JSON is malformed: invalid character (byte 0)"),
+    ):
+        path = tmp_path / f"{name}.json"
         result = run("explain", good, "--snapshot", str(path))
-        assert result.exit_code == 2
-        assert result.output == f"Error: {path}: cannot be read: {reason}; give a JSON file, or - for standard input\n"
+        assert (result.exit_code, result.output) == (2, f"Error: {path}: {reason}\n")
 
 
 def test_explain_snapshot_shows_the_reason(three: str) -> None:
@@ -73,11 +75,11 @@ def test_explain_snapshot_without_a_look_up_means_unknown() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ("[", "<stdin>: not JSON"),
-        ("[]", "<stdin>: expected an object, got []"),
-        ({"instance": []}, "<stdin>: instance: no such name; did you mean instances?"),
-        ({}, "instances: expected a list of 1 to 10000 objects"),
-        ({"instances": []}, 'instances: expected a list of 1 to 10000 objects: [{"id": "a", "requests": 3}, …]'),
+        ("{", "<stdin>: not a snapshot as JSON: Input data was truncated"),
+        ("[]", "Expected `object`, got `array`"),
+        ({"instance": []}, "Object contains unknown field `instance`"),
+        ({}, "Object missing required field `instances`"),
+        ({"instances": []}, "Expected `array` of length >= 1 - at `$.instances`"),
         ({"instances": [{"id": "a"}, {"id": "a"}]}, 'instances[1]: id: expected a text of its own, got "a"'),
         ({"instances": [{"id": "a", "reqests": 1}]}, "instances[0]: reqests: no such name; did you mean requests?"),
         ({"instances": [{"id": "a", "requests": "1"}]}, 'instances[0]: requests: expected a number, got "1"'),
@@ -89,9 +91,9 @@ def test_explain_snapshot_without_a_look_up_means_unknown() -> None:
         ),
         ({"instances": [{"id": "a"}], "request": {"turns": 1}}, "request: turns: no such name; did you mean turn?"),
         ({"instances": [{"id": "a"}], "request": {"prompt_len": None}}, "prompt_len: is never unknown"),
-        ({"instances": [{"id": "a"}], "cursors": {"x": 1}}, "cursors: expected instance ids"),
+        ({"instances": [{"id": "a"}], "cursors": {"x": 1}}, "Expected `str`, got `int` - at `$.cursors[...]`"),
         ({"instances": [{"id": "a"}], "seed": -1}, "seed: expected a whole number"),
-        ('{"instances": [{"id": "a", "requests": NaN}]}', "requests: expected a number from 0 to"),
+        ('{"instances": [{"id": "a", "requests": NaN}]}', "JSON is malformed: invalid character"),
         ("[" * 100_000, "<stdin>: "),
     ],
 )

@@ -123,57 +123,38 @@ def test_check_config_refuses_what_fits_no_instance(tmp_path: Path) -> None:
     assert run("check", str(path)).exit_code == 0
 
 
-def test_check_invalid_utf_8_is_a_finding_beside_others(tmp_path: Path) -> None:
-    latin = tmp_path / "latin.policy"
-    latin.write_bytes(b"policy p\n# f\xfcr\nroute argmin(requests)\n")
-    bad = tmp_path / "bad.policy"
+@pytest.mark.parametrize(
+    ("text", "code", "message", "place"),
+    [
+        (b"policy p\n# f\xfcr\nroute argmin(requests)\n", "encoding", "this character is not valid UTF-8", (2, 4)),
+        (b"policy p\n" + b"#\n" * 40_000, "too-long", "this file is too long: a policy has at most 65536 bytes", None),
+        (None, "unreadable", "policy {path}: cannot be read: No such file or directory", (1, 1)),
+    ],
+)
+def test_check_unusable_file_is_a_finding_beside_others(
+    tmp_path: Path, good: str, text: bytes | None, code: str, message: str, place: tuple[int, int] | None
+) -> None:
+    path, bad = tmp_path / "odd.policy", tmp_path / "bad.policy"
     bad.write_text(BAD)
-    result = run("check", "--format", "json", str(latin), str(bad))
-    assert result.exit_code == 1
-    first, second = json.loads(result.stdout)["files"]
-    assert [(each["code"], each["line"], each["column"]) for each in first["findings"]] == [("encoding", 2, 4)]
-    assert len(second["findings"]) == 2
-    for command in ("check", "test", "fmt", "bench"):
-        said = run(command, str(latin))
-        assert said.exit_code == 1
-        assert "error: this character is not valid UTF-8\n" in said.stderr
-    assert latin.read_bytes()[12:13] == b"\xfc"
-
-
-def test_check_unreadable_file_is_a_finding_beside_others(tmp_path: Path, good: str) -> None:
-    bad = tmp_path / "bad.policy"
-    bad.write_text(BAD)
-    gone = tmp_path / "gone.policy"
-    result = run("check", "--format", "json", str(gone), str(bad), good)
-    assert result.exit_code == 2
+    if text is not None:
+        path.write_bytes(text)
+    message, exit_code = message.format(path=path), 1 if text is not None else 2
+    result = run("check", "--format", "json", str(path), str(bad), good)
+    assert result.exit_code == exit_code
     first, second, third = json.loads(result.stdout)["files"]
     (finding,) = first["findings"]
-    assert (finding["code"], finding["file"], finding["line"]) == ("unreadable", str(gone), 1)
-    assert finding["message"] == f"policy {gone}: cannot be read: No such file or directory"
+    assert (finding["code"], finding["message"], finding["file"]) == (code, message, str(path))
+    assert place in (None, (finding["line"], finding["column"]))
     assert (len(second["findings"]), third["ok"]) == (2, True)
-    assert f"::error file={gone},line=1" in run("check", "--format", "github", str(gone)).stdout
-    tested = run("test", str(gone), good)
-    assert tested.exit_code == 2
-    assert tested.stdout.splitlines()[-1] == "1 passed, 0 failed, 1 cannot be read"
-    assert "gone.policy: cannot be read" in tested.stderr
-
-
-def test_check_too_long_file_is_a_finding_beside_others(tmp_path: Path, good: str) -> None:
-    long = tmp_path / "long.policy"
-    long.write_text("policy long\nroute argmin(requests)\n" + "# ü\n" * 40_000)
-    result = run("check", "--format", "json", str(long), good)
-    assert result.exit_code == 1
-    first, second = json.loads(result.stdout)["files"]
-    (finding,) = first["findings"]
-    assert (finding["code"], finding["message"]) == (
-        "too-long",
-        "this file is too long: a policy has at most 65536 bytes",
-    )
-    assert second["ok"]
-    assert run("test", str(long), good).stdout.splitlines()[-1] == "1 passed, 0 failed, 1 file does not check"
-    for command in ("fmt", "bench"):
-        assert run(command, str(long)).exit_code == 1
-    assert long.stat().st_size > 65536
+    assert f"::error file={path},line=" in run("check", "--format", "github", str(path)).stdout
+    tested = run("test", str(path), good)
+    assert tested.exit_code == exit_code
+    assert tested.stdout.splitlines()[-1].startswith("1 passed, 0 failed, 1 ")
+    for command in ("test", "fmt", "bench"):
+        said = run(command, str(path))
+        assert said.exit_code == exit_code
+        assert text is None or message in said.stderr
+    assert text is None or path.read_bytes() == text
 
 
 @pytest.mark.parametrize(
