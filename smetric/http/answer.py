@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import httptools
 
@@ -120,15 +120,21 @@ class UpstreamResponse:
         self._wire.taken()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def read(self) -> Coroutine[Any, Any, bytes]:
+    async def read(self) -> bytes:
         """Wait for the next piece of the body and return it; empty at its end.
 
         Raises:
             AnswerBroken: the connection ended or broke HTTP within the body.
         """
-        return self._wire.read(self)
+        while not self.pieces:
+            if self.is_done:
+                return b""
+            if self.reason:
+                raise AnswerBroken(self.reason)
+            await self._wire.arrival()
+        return self.take()
 
-    def relay(self, sink: Callable[[bytes], bool]) -> Coroutine[Any, Any, bool]:
+    async def relay(self, sink: Callable[[bytes], bool]) -> bool:
         """Call *sink* with each piece of the body as soon as it arrives, without a change of tasks in between.
 
         Args:
@@ -141,7 +147,15 @@ class UpstreamResponse:
             AnswerBroken: the connection ended or broke HTTP within the body.
             Exception: as *sink* raised it.
         """
-        return self._wire.relay(self, sink)
+        while True:
+            if self.pieces and not sink(self.take()):
+                return False
+            if self.is_done:
+                return True
+            if self.reason:
+                raise AnswerBroken(self.reason)
+            if not await self._wire.arrival(sink):
+                return False
 
     @property
     def is_whole(self) -> bool:
@@ -348,8 +362,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                     answer.cut()
                 if answer.reason:
                     raise UpstreamFailed(answer.reason)
-                self._waiter = self._loop.create_future()
-                await self._waiter
+                await self.arrival()
             if answer.reason == "protocol" and not answer.pieces:
                 raise UpstreamFailed("protocol")
         except BaseException:
@@ -357,35 +370,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             raise
         return answer
 
-    async def read(self, answer: UpstreamResponse) -> bytes:
-        """Wait for the next piece of the body and return it; as of `UpstreamResponse.read`."""
-        while not answer.pieces:
-            if answer.is_done:
-                return b""
-            if answer.reason:
-                raise AnswerBroken(answer.reason)
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        return answer.take()
+    async def arrival(self, sink: Callable[[bytes], bool] | None = None) -> bool:
+        """Wait until more has arrived. Pieces of the body go to *sink*, if there is one, and do not end the wait.
 
-    async def relay(self, answer: UpstreamResponse, sink: Callable[[bytes], bool]) -> bool:
-        """Call *sink* with each piece of the body as it arrives; as of `UpstreamResponse.relay`."""
-        while True:
-            if answer.pieces and not sink(answer.take()):
-                return False
-            if answer.is_done:
-                return True
-            if answer.reason:
-                raise AnswerBroken(answer.reason)
-            self._waiter = self._loop.create_future()
-            self._sink = sink
-            try:
-                await self._waiter
-                has_sink = self._sink is not None
-            finally:
-                self._sink = None
-            if not has_sink:
-                return False
+        Returns:
+            False if *sink* takes no more.
+        """
+        self._waiter = self._loop.create_future()
+        self._sink = sink
+        try:
+            await self._waiter
+            return self._sink is sink
+        finally:
+            self._sink = None
 
     def taken(self) -> None:
         """Read on, now that the answer's pieces have been taken."""

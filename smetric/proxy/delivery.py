@@ -26,9 +26,10 @@ from smetric.proxy.error_response import error_event
 from smetric.proxy.intake import Client
 from smetric.request.request import Api, Usage
 
-#: Most bytes of an unfinished event, or of an answer in one piece, that are kept. Of a longer one the last
-#: `OVERLAP_BYTES` are, so that whatever is looked for and is shorter than that is seen whole.
+#: Most bytes of an unfinished event, or of an answer in one piece, that are kept. Of a longer one the first
+#: `HEAD_BYTES` and the last `OVERLAP_BYTES` are, so that whatever is looked for and is shorter than that is seen whole.
 KEPT_BYTES = 16 * 1024
+HEAD_BYTES = 256
 OVERLAP_BYTES = 4096
 
 #: Types of the last event of a stream, the engine's own error included.
@@ -108,9 +109,8 @@ class AnswerObserver:
         "_api",
         "_counts",
         "_has_cr",
-        "_is_long",
+        "_head",
         "_rest",
-        "_type",
         "_usual",
         "ended",
         "events",
@@ -126,11 +126,8 @@ class AnswerObserver:
     def __init__(self, api: Api, is_stream: bool) -> None:
         self._api = api
         self.is_stream = is_stream
-        #: The unfinished event, or the answer in one piece; only its end if it is too long.
-        self._rest = b""
-        self._is_long = False
-        #: Type of a long event, once it is known.
-        self._type = ""
+        #: The unfinished event, or the answer in one piece. If it is too long, only its end, and a part of its head.
+        self._rest = self._head = b""
         #: The last byte was a CR. An LF behind it belongs to the same line break.
         self._has_cr = False
         #: How an event begins and ends that holds nothing but output, once one has passed; no event does before.
@@ -173,8 +170,7 @@ class AnswerObserver:
                 self._read(text)
         if len(self._rest) > KEPT_BYTES:
             self._skim(self._rest)
-            self._type = self._type or self._type_in(self._rest)
-            self._is_long = True
+            self._head = self._head or self._rest[:HEAD_BYTES]
             self._rest = self._rest[-OVERLAP_BYTES:]
 
     def finish(self) -> None:
@@ -223,7 +219,7 @@ class AnswerObserver:
         """Read whole events."""
         begin, end = self._usual
         for event in text[:-2].split(b"\n\n"):
-            if event.startswith(begin) and event.endswith(end[:-2]) and not self._is_long:
+            if event.startswith(begin) and event.endswith(end[:-2]) and not self._head:
                 self.events += 1
             else:
                 self._event(event)
@@ -232,9 +228,10 @@ class AnswerObserver:
         """Read a whole event or object, or the last part of one that was too long to keep."""
         found: _Object | None = None
         kind = ""
-        if self._is_long:
-            kind = self._type or self._type_in(text)
-            self._type, self._is_long = "", False
+        if self._head:
+            head, self._head = self._head, b""
+            named = _EVENT.match(head) or _TYPE.search(head + text)
+            kind = named[1].decode("latin-1") if named is not None else ""
         elif not self.is_stream:
             found = _decoded(text)
         else:
@@ -268,13 +265,6 @@ class AnswerObserver:
         elif self.is_stream and self.has_output:
             self.events += 1
             self._usual = self._bounds(text, kind)
-
-    def _type_in(self, text: bytes) -> str:
-        """Return the type of an event of which *text* is a part, as far as it says so."""
-        found = _EVENT.match(text) if not self._is_long else None
-        if found is None and self._api in _WITHOUT_OUTPUT:
-            found = _TYPE.search(text)
-        return found[1].decode("latin-1") if found is not None else ""
 
     def _skim(self, text: bytes) -> None:
         """Read a part of an event or object that is too long to keep, or one that cannot be decoded."""
@@ -437,6 +427,13 @@ class Delivery:
                     await self._drained()
             while not await answer.relay(self._pass):
                 await self._drained()
+            observer.finish()
+            if is_whole := observer.ended or observer.has_error:
+                answer.finish()
+                if not self.is_sent:
+                    self.lease.release()
+                    if client.pass_on(b"", is_last=True):
+                        await client.drained()
         except AnswerBroken:
             await self._break_off(names.CLOSED)
             return
@@ -449,16 +446,10 @@ class Delivery:
                 self.trial.excuse()
             await self._break_off(names.TIMEOUT)
             return
-        observer.finish()
-        if not (observer.ended or observer.has_error):
+        if is_whole:
+            self._settle()
+        else:
             await self._break_off(names.CLOSED)
-            return
-        answer.finish()
-        if not self.is_sent:
-            self.lease.release()
-            if client.pass_on(b"", is_last=True):
-                await client.drained()
-        self._settle()
 
     def _pass(self, piece: bytes) -> bool:
         """Pass *piece* on; return whether the client takes more now."""
@@ -533,8 +524,8 @@ class Delivery:
         self._end(status, result, error_type, is_whole=not observer.has_error)
 
     def _leave(self) -> None:
-        """Learn from an answer that the client, or the router, has left. All behind the end mark is of no use to it."""
-        if self.client.gone and self.observer.is_past_mark:
+        """Learn from an answer that is left. A client that leaves behind the last event or an error has all of it."""
+        if self.client.gone and (self.observer.is_past_mark or self.observer.has_error):
             self._settle()
         else:
             usage = self._learn(is_whole=False)

@@ -201,14 +201,20 @@ async def sleeping(watchdog_of: list[Watchdog], *deadlines: tuple[float, str]) -
     watchdog_of.append(watchdog)
     try:
         for seconds, what in deadlines:
-            watchdog.arm(seconds, what)
+            watchdog.arm(seconds, what) if what else watchdog.extend(seconds)
         await asyncio.Event().wait()
     finally:
         watchdog.close()
 
 
 @pytest.mark.parametrize(
-    "deadlines", [[(0.01, "idle")], [(60.0, "send"), (0.01, "idle")], [(0.01, "send"), (0.02, "idle")]]
+    "deadlines",
+    [
+        [(0.01, "idle")],
+        [(60.0, "send"), (0.01, "idle")],
+        [(0.01, "send"), (0.02, "idle")],
+        [(0.01, "idle"), (0.02, "")],  # extended
+    ],
 )
 async def test_watchdog_cancels_at_the_last_deadline_armed(deadlines: list[tuple[float, str]]) -> None:
     made: list[Watchdog] = []
