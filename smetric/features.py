@@ -180,10 +180,10 @@ _FEATURES = (
     ),
     Feature(
         name="draining",
-        doc="Whether an operator drains the instance, or its engine is ending; such instances are no candidates.",
+        doc="Whether an operator drains the instance, or its engine ends or sleeps; such instances are no candidates.",
         kind=Kind.BOOL,
         default=False,
-        source="`smetric drain`; answers that say the engine is shutting down",
+        source="`smetric drain`; answers that say the engine is shutting down; `vllm:engine_sleep_state`",
     ),
     _label("id", "The instance's id.", "configuration, else host:port"),
     Feature(
@@ -194,7 +194,7 @@ _FEATURES = (
         source="configuration, else GET /v1/models",
         staleness="30 s",
     ),
-    _label("role", "prefill, decode or both.", default="both"),
+    _label("role", "decode or both; instances for prefill alone take no ordinary requests.", default="both"),
     _label("pool", "The instance's pool label."),
     _label("zone", "The instance's zone label."),
 )

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.fleet.fleet import CERTAIN, SCRAPED
 from smetric.policy.vocabulary import Kind, Unknown
 from smetric.request.request import InferenceRequest
-
-
-def test_features_are_those_that_sources_and_fleet_fill() -> None:
-    by_sources = {name for name, feature in VOCABULARY.features.items() if feature.lookup or feature.measured}
-    assert by_sources | set(SCRAPED) | set(CERTAIN) == set(VOCABULARY.features)
 
 
 def test_request_fields_are_attributes_of_a_request() -> None:

@@ -41,6 +41,8 @@ def _instances(settings: Settings) -> Iterator[Contradiction]:
                 shown = getattr(settings.instances[i], field)
                 problem = f"{field} {shown} stands twice; give each instance its own {field}"
                 yield Contradiction(("instances", i), problem)
+    if settings.instances and all(instance.role == "prefill" for instance in settings.instances):
+        yield Contradiction(("instances", 0, "role"), "prefill, as of all instances: none takes requests; use both")
     for i, instance in enumerate(settings.instances):
         if instance.api_key and instance.api_key_file:
             yield Contradiction(("instances", i, "api_key_file"), "set, and api_key too; drop one")

@@ -117,7 +117,10 @@ class InstanceSettings(Section, frozen=True, kw_only=True):
         tuple[Model, ...] | None,
         doc("Model and adapter names it serves. If not set, the instance is asked."),
     ] = None
-    role: Annotated[Literal["both", "prefill", "decode"], doc("Stage it serves; policies read it.")] = "both"
+    role: Annotated[
+        Literal["both", "prefill", "decode"],
+        doc("Stage it serves; policies read it. `prefill` takes no ordinary requests."),
+    ] = "both"
     pool: Annotated[Label, doc("Free label that policies may read.")] = ""
     zone: Annotated[Label, doc("Free label that policies may read.")] = ""
     api_key: Annotated[

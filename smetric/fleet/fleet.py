@@ -129,12 +129,12 @@ class Fleet:
 
         Only certain reasons count. If all instances are ill, refuse connections or are ejected, they are still tried
         (panic): our view may be wrong, they may be back in a moment, and other routers see the same. Instances that are
-        drained or shutting down are never tried.
+        drained, shutting down or asleep are never tried.
         """
         self.health.settle()
         if not self.instances:
             return "no instance is configured"
-        return "all instances are drained or stopping" if all(one.draining for one in self.instances) else ""
+        return "all instances are drained, stopping or asleep" if all(one.draining for one in self.instances) else ""
 
     def serves_alike(self) -> bool:
         """Return whether all instances serve the same models and adapters, as far as is known."""
@@ -146,8 +146,8 @@ class Fleet:
         return not known or bool(frozenset.intersection(*known))
 
     def candidates(self, model: str, *, exclude: Collection[Instance] = ()) -> Candidates:
-        """Return the instances that may serve *model*: healthy, not draining, not excluded, preferably not
-        deprioritized.
+        """Return the instances that may serve *model*: healthy, not draining, not for prefill alone, not excluded,
+        preferably not deprioritized.
 
         If fewer than the tolerated share are healthy, a wrong view is more likely than a failure of that many engines.
         Then all are candidates (panic), except instances that refuse connections; if no other one is left, these too.
@@ -181,7 +181,7 @@ class Fleet:
             if not self.instances:
                 raise NoCandidate("no instance is configured")
             raise unknown_model(model)
-        eligible = [i for i in serving if not i.draining]
+        eligible = [i for i in serving if not i.draining and i.role != "prefill"]
         chosen = [i for i in eligible if i.healthy]
         if eligible and (not chosen or len(chosen) / len(eligible) < self.health.tolerance.panic_below):
             self.panics += 1
@@ -189,7 +189,8 @@ class Fleet:
         if exclude:
             chosen = [i for i in chosen if i not in exclude] or [i for i in eligible if i not in exclude]
         if not chosen:
-            raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
+            why = "draining, asleep, excluded or for prefill alone"
+            raise NoCandidate(f"all {len(serving)} instances that serve this model are {why}")
         return [i for i in chosen if not i.deprioritized] or chosen
 
     def snapshot(

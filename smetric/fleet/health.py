@@ -25,6 +25,8 @@ FORGIVEN_AFTER_S = 60.0
 ABORTS = 2
 #: Seconds for which an instance that refuses is deprioritized.
 DEPRIORITIZED_S = 1.0
+#: Seconds for which an engine counts as asleep after it said so. Each scrape says it again.
+ASLEEP_S = 30.0
 #: Status of an instance that has no room.
 FULL = 503
 #: Status of an instance that is asked too often, by this client or another.
@@ -168,16 +170,19 @@ class _Vitals:
     flaps: bool = False
     stopping_until: float = -math.inf
     deprioritized_until: float = -math.inf
+    asleep_until: float = -math.inf
     drained: bool = False
     #: Start of its slow start; None outside of one.
     warming_since: float | None = None
 
-    def state(self, *, ejected: bool, stopping: bool) -> State:
+    def state(self, *, ejected: bool, stopping: bool, asleep: bool) -> State:
         """Return its state; if several apply, the one that usually lasts longest."""
         if self.drained:
             return State.DRAINING
         if self.refuses:
             return State.REFUSING
+        if asleep:
+            return State.ASLEEP
         if stopping:
             return State.STOPPING
         if not self.answers:
@@ -307,6 +312,13 @@ class Health:
         vitals.stopping_until = self._clock() + self.tolerance.longest_ejection_s
         self._judge(instance, vitals)
 
+    def sleeps(self, instance: Instance, asleep: bool) -> None:
+        """Record whether the engine says that it sleeps; without news it counts as awake after `ASLEEP_S`."""
+        vitals = self._vitals[instance]
+        if asleep or vitals.asleep_until > -math.inf:
+            vitals.asleep_until = self._clock() + ASLEEP_S if asleep else -math.inf
+            self._judge(instance, vitals)
+
     def restarted(self, instance: Instance) -> None:
         """Record that a new process answers. The old one's failures are past, unless processes come and go."""
         vitals = self._vitals[instance]
@@ -394,8 +406,11 @@ class Health:
     def _judge(self, instance: Instance, vitals: _Vitals) -> None:
         """Write the instance's state, and note when it changes by itself."""
         now = self._clock()
-        ejected, stopping = vitals.ejected_until > now, vitals.stopping_until > now
-        if ejected or stopping or vitals.drained or not vitals.answers:
+        ejected, stopping, asleep = (
+            until > now for until in (vitals.ejected_until, vitals.stopping_until, vitals.asleep_until)
+        )
+        instance.draining = vitals.drained or stopping or asleep
+        if ejected or instance.draining or not vitals.answers:
             vitals.warming_since = vitals.well_since = None
             self.warming.discard(instance)
         elif vitals.well_since is None:
@@ -406,15 +421,14 @@ class Health:
             vitals.warming_since = None
             self.warming.discard(instance)
         instance.healthy = vitals.answers and not ejected
-        instance.draining = vitals.drained or stopping
         was_deprioritized, instance.deprioritized = instance.deprioritized, vitals.deprioritized_until > now
-        ends = [end for end in (vitals.ejected_until, vitals.stopping_until, vitals.deprioritized_until) if end > now]
+        ends = [vitals.ejected_until, vitals.stopping_until, vitals.deprioritized_until, vitals.asleep_until]
         if vitals.warming_since is not None:
             ends.append(vitals.warming_since + self.tolerance.slow_start_s)
-        self.due = min([self.due, *ends])
+        self.due = min([self.due, *(end for end in ends if end > now)])
         if was_deprioritized and not instance.deprioritized:
             instance.load_changed()
-        state = vitals.state(ejected=ejected, stopping=stopping)
+        state = vitals.state(ejected=ejected, stopping=stopping, asleep=asleep)
         if state is not instance.state:
             write = log.info if state in (State.WELL, State.WARMING) else log.warning
             write("smetric.instance.changed", instance=instance.id, state=state.value, before=instance.state.value)

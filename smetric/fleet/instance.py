@@ -171,6 +171,8 @@ class State(StrEnum):
     REFUSING = "refusing"
     #: Its process is shutting down: it finishes what it has and refuses new requests.
     STOPPING = "stopping"
+    #: Its engine sleeps (`POST /sleep`): it has no weights in memory, and a request may kill it.
+    ASLEEP = "asleep"
     #: An operator is draining it.
     DRAINING = "draining"
 

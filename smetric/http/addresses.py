@@ -34,6 +34,11 @@ def is_own_fault(error: OSError) -> bool:
     return error.errno in _LOCAL_ERRORS
 
 
+def _is_elsewhere(error: OSError) -> bool:
+    """Return whether a connect error has another cause than a wrong address."""
+    return isinstance(error, ssl.SSLError) or is_own_fault(error)
+
+
 def port_of(parts: SplitResult) -> int:
     """Return the port of a split URL; the default of its scheme if it names none."""
     return parts.port or (443 if parts.scheme == "https" else 80)
@@ -122,23 +127,31 @@ class Addresses:
     async def connect(self, to: Callable[[str], Awaitable[_Connection]], within_s: float) -> _Connection:
         """Return the connection that *to* makes to the first address that accepts one, within *within_s* seconds.
 
+        If all addresses of an earlier look-up fail, the name is resolved again, and new addresses are tried too.
+
         Raises:
             OSError: none accepts, or the name could not be resolved; TimeoutError is one.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + within_s
+        began = loop.time()
+        deadline, is_old = began + within_s, True
         try:
             async with asyncio.timeout(within_s):
-                addresses = await self.find()
+                addresses = list(await self.find())
+                is_old = self._looked_at <= began
                 for nth, address in enumerate(addresses, 1):
                     # An address that drops packets must leave time for those after it.
                     share = (deadline - loop.time()) / (len(addresses) - nth + 1)
                     try:
                         async with asyncio.timeout(share):
                             made = await to(address)
-                    except OSError:
+                    except OSError as error:
                         if nth == len(addresses):
-                            raise
+                            if is_old and not _is_elsewhere(error):
+                                is_old, self._looked_at = False, float("-inf")
+                                addresses += [one for one in await self.find() if one not in addresses]
+                            if nth == len(addresses):
+                                raise
                     else:
                         if address != self._known[0]:
                             self._preferred = address
@@ -146,7 +159,7 @@ class Addresses:
                         return made
                 raise AssertionError("there is at least one address")
         except OSError as error:
-            if not isinstance(error, ssl.SSLError) and not is_own_fault(error):
+            if is_old and not _is_elsewhere(error):
                 self._looked_at = float("-inf")  # resolve the name before the next connection
             raise
 

@@ -173,7 +173,7 @@ CLIENT_STALLED = "client_stalled"
 SHUTDOWN = "shutdown"
 
 # States of instances (`smetric.fleet.instance.State`), and reasons of an ejection.
-STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "draining")
+STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "asleep", "draining")
 PROBE = "probe"
 CONNECT = "connect"
 SLOW = "slow"

@@ -113,6 +113,7 @@ def build_sources(
         resolve=resolve,
         on_restart=on_restart,
         on_scrape=lambda instance, result, seconds: counts.scraped(instance.id, result, seconds),
+        on_sleep=fleet.health.sleeps,
     )
     sources = [source for source in (*ranked, *followers) if source is not None]
     background: list[Background] = [prober, scraper, *sources]

@@ -43,6 +43,8 @@ _OLD_USAGE = "vllm:gpu_cache_usage_perc"
 _CACHE = "vllm:cache_config_info"
 _START = "process_start_time_seconds"
 _LORA = "vllm:lora_requests_info"
+_SLEEP = "vllm:engine_sleep_state"
+_AWAKE = b'sleep_state="awake"'
 #: Prompt tokens looked up in the engine's own cache and found there, under the new and the old name. Tokens not found
 #: there are looked up in an external cache.
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
@@ -50,7 +52,7 @@ HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
 #: Counters that fall only if the process restarts.
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", *QUERIES, *HITS, EXTERNAL_HITS)
-_WANTED = (_RUNNING, _WAITING, _USAGE, _OLD_USAGE, _CACHE, _START, _LORA, *COUNTERS)
+_WANTED = (_RUNNING, _WAITING, _USAGE, _OLD_USAGE, _CACHE, _START, _LORA, _SLEEP, *COUNTERS)
 # The value must be followed by something: a page truncated within a number would give a wrong one.
 _SERIES = re.compile(
     rb"\n(%b)(\{[^\n]{0,8192}\})?[ \t]+([^ \t\n]{1,64})(?=[ \t\r\n])" % b"|".join(name.encode() for name in _WANTED)
@@ -82,6 +84,7 @@ class Page:
         cache: labels of the first engine's cache configuration.
         loras: adapters in use by running and waiting requests.
         lora_room: whether there is a slot for one more.
+        asleep: whether an engine of the page sleeps (`POST /sleep`).
         refused: series whose value was NaN, infinite, negative or out of range; all, if there were too many.
     """
 
@@ -94,6 +97,7 @@ class Page:
     cache: dict[str, str] = field(default_factory=dict)
     loras: frozenset[str] | None = None
     lora_room: bool | None = None
+    asleep: bool = False
     refused: int = 0
 
 
@@ -104,7 +108,8 @@ def parse_page(text: bytes) -> Page:
     the start of lines.
     """
     page = Page()
-    # Equal series count once; the last one wins.
+    # Equal series count once. If their values differ the largest counts: a low load attracts requests.
+    # An invalid value is -1.
     found: dict[str, dict[bytes, float]] = {}
     number, loras, loras_at = 0, b"", -1.0
     for name, labels, value in _series(b"\n" + text):
@@ -118,27 +123,36 @@ def parse_page(text: bytes) -> Page:
             return Page(refused=number)
         if name == _CACHE:
             page.cache = page.cache or _cache_labels(labels)
+        elif name == _SLEEP:
+            page.asleep |= _AWAKE in labels and _number(value) == 0
         else:
-            found.setdefault(name, {})[labels] = _number(value)
-    values: dict[str, list[float]] = {}
+            highest = 1.001 if name in (_USAGE, _OLD_USAGE) else LARGEST
+            amount = _number(value)
+            series = found.setdefault(name, {})
+            if 0 <= amount <= highest:
+                series[labels] = max(amount, series.get(labels, -1.0))
+            else:
+                series.setdefault(labels, -1.0)
+    whole, means = dict[str, list[float]](), dict[str, float]()
     for name, series in found.items():
-        highest = 1.001 if name in (_USAGE, _OLD_USAGE) else LARGEST
-        sane = [value for value in series.values() if 0 <= value <= highest]
-        page.refused += len(series) - len(sane)
-        # A sum without one of its parts would be too low, and a low load attracts requests.
-        if len(sane) == len(series):
-            values[name] = sane
-    if _RUNNING in values:
-        page.running = sum(values[_RUNNING])
-    if _WAITING in values:
-        page.waiting = sum(values[_WAITING])
-    if usage := values.get(_USAGE) or values.get(_OLD_USAGE):
-        page.kv_usage = min(1.0, sum(usage) / len(usage))
-    if _START in values:
-        page.started_at = max(values[_START])
+        known = [value for value in series.values() if value >= 0]
+        page.refused += len(series) - len(known)
+        if known:
+            means[name] = sum(known) / len(known)
+        if len(known) == len(series):
+            whole[name] = known
+    # An engine whose value is invalid counts as the mean of the others: without it, a sum would be too low.
+    page.running, page.waiting = (
+        means[name] * len(found[name]) if name in means else None for name in (_RUNNING, _WAITING)
+    )
+    if (usage := means.get(_USAGE, means.get(_OLD_USAGE))) is not None:
+        page.kv_usage = min(1.0, usage)
+    if _START in whole:
+        page.started_at = max(whole[_START])
     if loras_at >= 0:
         page.loras, page.lora_room = _adapters(loras)
-    page.counters = {name: sum(values[name]) for name in COUNTERS if name in values}
+    # A counter without one of its parts would look like a restart.
+    page.counters = {name: sum(whole[name]) for name in COUNTERS if name in whole}
     page.prefix_tokens = _prefix_tokens(page.counters)
     return page
 
@@ -257,6 +271,7 @@ class _Seen:
     """State of one instance between two scrapes."""
 
     result: str = "ok"
+    asleep: bool = False
     counters: dict[str, float] = field(default_factory=dict)
 
 
@@ -271,7 +286,8 @@ class Scraper:
         interval_s: seconds between two scrapes of one instance.
         timeout_s: seconds one request may take, connecting included.
         resolve: how names are looked up.
-        on_restart: called with an instance after its restart was seen and its incarnation was counted.
+        on_restart: called with an instance after its restart, or its sleep, was seen and its incarnation was counted.
+        on_sleep: called after each page with whether the engine sleeps.
         on_scrape: called after each scrape with its result (ok, timeout, connect_error, http_error, bad_page) and the
             seconds it took.
         clock: monotonic seconds, the fleet's.
@@ -289,6 +305,7 @@ class Scraper:
         resolve: Resolve = resolve,
         on_restart: Callable[[Instance], None],
         on_scrape: Callable[[Instance, str, float], None],
+        on_sleep: Callable[[Instance, bool], None] = lambda _, asleep: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seen = {instance: _Seen() for instance in instances}
@@ -297,6 +314,7 @@ class Scraper:
         self._resolve = resolve
         self._on_restart = on_restart
         self._on_scrape = on_scrape
+        self._on_sleep = on_sleep
         self._clock = clock
         #: Several engines behind one address restart with every page, and one at its limit is late every other time.
         self._change_limit = LogLimit(clock, lines=CHANGE_LINES)
@@ -367,6 +385,12 @@ class Scraper:
             instance.prefix_tokens = page.prefix_tokens
         if page.cache:
             instance.cache = _cache_config(page.cache)
+        if page.asleep and not seen.asleep:
+            # Its cache is gone as soon as it sleeps.
+            instance.restarted(instance.started_at, seen_empty=not instance.own)
+            self._on_restart(instance)
+        seen.asleep = page.asleep
+        self._on_sleep(instance, page.asleep)
         if page.running is None or page.waiting is None:
             return "bad_page"
         last = instance.scrape
@@ -379,7 +403,7 @@ class Scraper:
                 sent_at, page.running, page.waiting, page.kv_usage, own, page.loras, page.lora_room
             )
             instance.load_changed()
-        return "bad_page" if page.refused else "ok"
+        return "ok"
 
     def _log_change(self, event: str, instance: Instance, **fields: object) -> None:
         if (kept_back := self._change_limit.passes((event, instance.id))) is not None:
@@ -406,6 +430,8 @@ class Scraper:
                     raise Unread("http_error", response.status)
                 if not is_plain(response) or (body := await read_within(response, limit)) is None:
                     raise Unread("bad_page")
+                if response.content_length is not None or "chunked" in response.headers.get("Transfer-Encoding", ""):
+                    body += b"\n"  # it is whole, and so is its last line
         except TimeoutError:
             raise Unread("timeout") from None
         except (aiohttp.ClientConnectionError, OSError):

@@ -49,6 +49,7 @@ from opentelemetry.trace import (
 import smetric
 from smetric import names
 from smetric.fleet.exchange import Attempt, Exchange, Headers, Listener
+from smetric.fleet.instance import State
 from smetric.fleet.record import CLIENT_TEXT_MAX, DecisionRecord, Shadowed, safe
 from smetric.http.addresses import port_of
 from smetric.policy.types import exact
@@ -816,7 +817,9 @@ def _left_out(decision: Decision, instances: Sequence[Instance], model: str) -> 
         if not instance.serves(model):
             reason = "model"
         elif instance.draining:
-            reason = "draining"
+            reason = "asleep" if instance.state is State.ASLEEP else "draining"
+        elif instance.role == "prefill":
+            reason = "role"
         elif not instance.healthy:
             reason = "unhealthy"
         else:

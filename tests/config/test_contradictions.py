@@ -24,6 +24,10 @@ SECRET = "hunter2-hunter2-hunter2"
             "instances[0].api_key_file: set, and api_key too; drop one",
         ),
         (
+            "instances: [{url: 'http://a:1', role: prefill}]",
+            "instances[0].role: prefill, as of all instances: none takes requests; use both",
+        ),
+        (
             "instances: ['http://169.254.169.254']",
             "instances[0].url: http://169.254.169.254 is a link-local address, as are those of clouds' metadata "
             "services, which is no place for an instance; if it is meant, name its network in instance_networks",

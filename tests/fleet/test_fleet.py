@@ -153,6 +153,16 @@ def test_candidates_of_an_unavailable_model_are_503() -> None:
     assert caught.value.retry_after_s == 1.0
 
 
+def test_candidates_for_prefill_alone_take_no_ordinary_requests_even_in_a_panic() -> None:
+    roles = {"a": "prefill", "b": "decode", "c": "both"}
+    fleet = small_fleet(*(Instance(id, f"http://{id}", role=role) for id, role in roles.items()))
+    assert ids(fleet.candidates("m")) == ["b", "c"]
+    fleet["b"].healthy = fleet["c"].healthy = False
+    assert ids(fleet.candidates("m")) == ["b", "c"]
+    with pytest.raises(NoCandidate, match="for prefill alone"):
+        small_fleet(Instance("a", "http://a", role="prefill")).candidates("m")
+
+
 def test_candidates_leave_out_unhealthy_unless_all_are() -> None:
     fleet = small_fleet("a", "b")
     fleet["a"].healthy = False

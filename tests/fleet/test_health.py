@@ -301,6 +301,20 @@ def test_stopping_engine_drains_until_a_new_process_answers() -> None:
     assert (one.draining, one.state) == (False, State.WARMING)
 
 
+def test_sleeping_engine_is_no_candidate_until_it_wakes_or_is_silent() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    for _ in range(2):
+        ward.health.sleeps(one, True)
+        ward.after(20.0)
+        assert (one.healthy, one.draining, one.state) == (True, True, State.ASLEEP)
+    ward.health.sleeps(one, False)
+    assert (one.draining, one.state) == (False, State.WARMING)
+    ward.health.sleeps(one, True)
+    ward.after(31.0)
+    assert (one.draining, one.state, ward.ejections) == (False, State.WARMING, [])
+
+
 def test_stopping_engine_that_was_gone_returns_as_a_new_process() -> None:
     ward = Ward()
     one = ward.instances[0]

@@ -45,6 +45,20 @@ async def test_addresses_keep_an_answer_for_its_ttl() -> None:
     assert len(resolver.asked) == 2
 
 
+async def test_addresses_that_all_fail_are_resolved_again_for_the_same_connection() -> None:
+    resolver = Resolver("10.0.0.1")
+    addresses = Addresses("engine", 80, resolver)
+    await addresses.connect(answering_at("10.0.0.1"), 1.0)
+    await asyncio.sleep(0.01)
+    resolver.found = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    assert await addresses.connect(answering_at("10.0.0.3"), 1.0) == "10.0.0.3"
+    assert await addresses.find() == ("10.0.0.3", "10.0.0.1", "10.0.0.2")
+    await asyncio.sleep(0.01)
+    with pytest.raises(ConnectionRefusedError):
+        await addresses.connect(answering_at("10.0.0.4"), 1.0)
+    assert len(resolver.asked) == 3
+
+
 async def test_d13_addresses_follow_the_name_and_keep_the_last_answer_while_the_resolver_fails(short: None) -> None:
     resolver = Resolver("10.0.0.1")
     addresses = Addresses("engine", 80, resolver)

@@ -210,9 +210,36 @@ async def test_scrape_that_fails_is_counted_and_leaves_the_last_values(answer: A
 
 async def test_scrape_with_invalid_usage_takes_the_rest() -> None:
     async with bench() as one:
-        assert await one.scrape(page(running=3, more="vllm:kv_cache_usage_perc -1\n")) == "bad_page"
+        assert await one.scrape(page(running=3, more="vllm:kv_cache_usage_perc NaN\n")) == "ok"
         assert one.instance.scrape is not None
         assert (one.instance.scrape.running, one.instance.scrape.kv_usage) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "running"),
+    [
+        (ok(LOAD[:-1]), 4),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(LOAD) - 1, LOAD[:-1]), 4),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + LOAD[:-1], 1),
+    ],
+    ids=["length", "chunked", "may be truncated"],
+)
+async def test_last_line_without_a_line_feed_counts_if_the_page_is_whole(answer: bytes, running: float) -> None:
+    async with bench() as one:
+        assert await one.scrape(answer) == ("ok" if running == 4 else "bad_page")
+        assert one.instance.scrape is not None
+        assert one.instance.scrape.running == running
+
+
+async def test_scrape_reports_an_engine_that_sleeps_and_counts_its_cache_as_empty() -> None:
+    async with bench() as one:
+        said: list[bool] = []
+        one.source._on_sleep = lambda _, asleep: said.append(asleep)
+        awake, asleep = (f'vllm:engine_sleep_state{{sleep_state="awake"}} {value}\n' for value in (1, 0))
+        for more in (awake, asleep, asleep, awake, ""):
+            await one.scrape(page(more=more))
+        assert said == [False, True, True, False, False]
+        assert (one.restarts, one.instance.seen_empty, one.instance.started_at) == ([1], True, 1000)
 
 
 async def test_scrape_uses_the_last_good_address_while_look_ups_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,9 +509,32 @@ def test_page_value_that_is_invalid_is_unknown_and_counted(value: bytes) -> None
     assert (page.running, page.waiting, page.refused) == (None, 1.0, 1)
 
 
-def test_page_sum_is_unknown_if_one_engine_is_invalid() -> None:
-    page = parse_page(b'vllm:num_requests_running{engine="0"} 4\nvllm:num_requests_running{engine="1"} NaN\n')
-    assert page.running is None
+def test_page_engine_with_an_invalid_value_counts_as_the_mean_of_the_others() -> None:
+    series = b'%b{engine="0"} 4\n%b{engine="1"} NaN\n%b{engine="2"} 2\n'
+    names = (b"vllm:num_requests_running", b"vllm:prompt_tokens_total")
+    page = parse_page(b"".join(series % (name, name, name) for name in names))
+    assert (page.running, page.counters, page.refused) == (9.0, {}, 2)
+
+
+@pytest.mark.parametrize("values", [(b"9", b"0"), (b"0", b"9"), (b"NaN", b"9"), (b"9", b"NaN")])
+def test_page_equal_series_that_differ_count_with_the_larger_value(values: tuple[bytes, bytes]) -> None:
+    page = parse_page(b"".join(b'vllm:num_requests_running{engine="0"} %b\n' % value for value in values))
+    assert (page.running, page.refused) == (9.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asleep"), [((1.0, 1.0), False), ((1.0, 0.0), True), ((0.0, 1.0), True), ((), False)]
+)
+def test_page_is_asleep_if_one_of_its_engines_is(ranks: tuple[float, ...], asleep: bool) -> None:
+    series = 'vllm:engine_sleep_state{{engine="{0}",sleep_state="{1}"}} {2}\n'
+    states = (("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0))
+    text = "".join(
+        series.format(rank, name, value if awake else 1 - value)
+        for rank, awake in enumerate(ranks)
+        for name, value in states
+    )
+    assert parse_page(LOAD + text.encode()).asleep is asleep
+    assert not parse_page(body_of("metrics_load")).asleep
 
 
 @pytest.mark.parametrize(("value", "usage"), [(b"1.0000001", 1.0), (b"1", 1.0), (b"1.5", None), (b"40.2", None)])
