@@ -108,13 +108,7 @@ async def measure(name: str, fleet: Fleet, turn: int, count: int) -> tuple[float
     judge, metrics = Shadows([Shadow(shadow)]), Metrics()
     made, candidates = records(fleet, count, turn), Candidates(fleet.instances)
     acting = made[0].policy
-    missing = observer.at_hand - acting.reads
-
-    def read_beside() -> None:
-        for each in made:
-            fleet.snapshot(candidates, missing, each.request)
-
-    on_the_way = cost(read_beside, count) if missing else 0.0
+    on_the_way = cost(lambda: [observer.at_hand(acting, candidates, each.request) for each in made], count)
     looking: list[float] = []
     for _ in range(ROUNDS):
         for record in made:

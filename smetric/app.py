@@ -44,14 +44,14 @@ from smetric.request.reader import ReaderSettings
 from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
 from smetric.routing.rejections import RejectionWatch
-from smetric.routing.router import AT_HAND_EVERY_S, Router
+from smetric.routing.router import Router
 from smetric.sources.build import build_sources, grains, require_token_ids
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.shared import MAX_BATCH_BYTES
 from smetric.sources.source import TokenIds
 from smetric.sources.tokens.request_tokens import request_tokens
 from smetric.telemetry.cache_breaks import CacheBreaks
-from smetric.telemetry.decisions import DecisionLog
+from smetric.telemetry.decisions import AtHand, DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import (
     cache_gauges,
@@ -124,7 +124,6 @@ class Application:
             deadline=deadline,
             on_source_failed=self.metrics.source_failed,
             observed=self.policies.observed,
-            at_hand_every_s=AT_HAND_EVERY_S,
             models=self.sources.scraper.models,
         )
         self.tracing = Tracing(
@@ -162,6 +161,7 @@ class Application:
             CacheBreaks(self.metrics.cache_broke),
             lambda: self.fleet.instances,
         )
+        self.at_hand = AtHand(self.fleet, self.telemetry.decisions)
         self.metrics.register(self._gauges)
         self.live = LiveStack(self.telemetry, self.fleet, self.routes, settings.trace.ui_url)
         self.tokens = TokenRatio()
@@ -305,6 +305,7 @@ class Application:
             await self.sources.indexes.recall(self.fleet.instances)
         await self.admission.overload.start()
         await self.live.feed.start()
+        await self.at_hand.start()
         await self.policies.start()
         self.is_ready = True
         log.info("smetric.ready")
@@ -324,6 +325,7 @@ class Application:
         self.is_ready = False
         self._ending.set()
         await _end("Feed", self.live.feed.stop())
+        await _end("AtHand", self.at_hand.stop())
         await _end("Policies", self.policies.stop())
         await _end("Drains", self.drains.stop())
         for part in (self.admission.overload, *self.sources.background, self.request_tokens):

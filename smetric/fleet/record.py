@@ -205,6 +205,8 @@ class DecisionRecord(Struct, eq=False):
     duration_s: float | None = None
     error_type: str = ""
     usage: Usage | None = None
+    #: A sample of all instances shortly before, with the features that need no look-up.
+    at_hand: Snapshot | None = None
     #: The request's fields as policies read them then, in the order of the vocabulary; set by the recorder.
     asked: tuple[Any, ...] | None = None
 

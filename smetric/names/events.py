@@ -140,6 +140,7 @@ EVENTS = {
     "smetric.record.resumed": "Info: a record that could not be written is written again.",
     "smetric.ready": "Info: requests are served.",
     "smetric.draining": "Info: the router shuts down; requests in progress are finished.",
+    "smetric.sample.failed": "Error: a sample of the features that need no look-up could not be taken: a bug.",
     "smetric.live.failed": "Error: the data of the live page could not be made: a bug.",
     "smetric.overload.changed": (
         "Warning or info: the shortage of a resource (`lag`, `memory`, `files`) has changed to the `state` `soft`, "

@@ -70,6 +70,7 @@ class _Generation:
         left_out: indices in `FIELDS` of fields that are not recorded.
         hidden: indices of strings that are replaced by pseudonyms.
         plain: strings that the policies name, which are recorded as they are.
+        reads: features that observed policies read.
     """
 
     number: int
@@ -77,6 +78,7 @@ class _Generation:
     left_out: tuple[int, ...]
     hidden: tuple[int, ...]
     plain: frozenset[str]
+    reads: frozenset[str]
 
 
 class Recorder(Listener):
@@ -94,6 +96,8 @@ class Recorder(Listener):
         #: By policy, generation and start of the observed policies; several may act at once.
         self._generations: dict[tuple[Policy, int, int], _Generation] = {}
         self._numbers = 0
+        #: The sample of the last decision.
+        self._sample: Snapshot | None = None
 
     def follow(self, observed: Sequence[Policy]) -> None:
         """Record from now on for *observed*."""
@@ -114,15 +118,20 @@ class Recorder(Listener):
             self.write(exchange.record)
 
     def write(self, record: DecisionRecord) -> None:
-        """Write *record*, which no longer changes."""
-        made = self.line(record)
+        """Write *record*, which no longer changes; the first one with a sample has all of it."""
+        is_whole, self._sample = record.at_hand is not self._sample, record.at_hand
+        made = self.line(record, is_whole=is_whole)
         if made is not None and self._writer is not None:
             self._writer.put(*made)
 
-    def line(self, record: DecisionRecord) -> tuple[int, bytes, bytes] | None:
+    def line(self, record: DecisionRecord, *, is_whole: bool = False) -> tuple[int, bytes, bytes] | None:
         """Return the number and the line of the policy, and the line of *record*.
 
         A line that cannot be made is counted and logged, and None is returned.
+
+        Args:
+            record: the decision.
+            is_whole: add all features of its sample, not only those that observed policies read.
         """
         try:
             since, observed = self._observed_at(record.time_ns)
@@ -130,7 +139,10 @@ class Recorder(Listener):
             generation = self._generations.get(key)
             if generation is None:
                 generation = self._generations[key] = self._remember(record, observed)
-            return generation.number, generation.policy, _encode(_line(record, generation)) + b"\n"
+            line = _line(record, generation)
+            if record.at_hand is not None and record.decision is not None:
+                _add_at_hand(line, record.decision, record.at_hand, None if is_whole else generation.reads)
+            return generation.number, generation.policy, _encode(line) + b"\n"
         except Exception:
             kept_back = self._writer.record_failure() if self._writer is not None else 0
             if kept_back is not None:
@@ -177,6 +189,7 @@ def _generation(record: DecisionRecord, number: int, observed: Sequence[Policy])
         tuple(i for i, name in enumerate(FIELDS) if name not in fields),
         tuple(i for i, name in enumerate(FIELDS) if name in fields and name in HIDDEN),
         frozenset(text for each in policies for text in strings_named(each)),
+        frozenset(name for each in observed for name in each.reads),
     )
 
 
@@ -233,6 +246,28 @@ def _add_decision(line: DecisionLine, decision: Decision) -> None:
         line.margin = decision.margin
 
 
+def _add_at_hand(line: DecisionLine, decision: Decision, sample: Snapshot, reads: frozenset[str] | None) -> None:
+    """Add the columns of *sample* that *line* lacks, those in *reads* unless it is None, with their ages."""
+    missing = sample.columns.keys() - line.columns.keys()
+    if reads is not None:
+        missing &= reads
+    places = {id: place for place, id in enumerate(sample.ids)}
+    if not missing or not places.keys() >= set(line.ids):
+        return
+    order = [places[id] for id in line.ids]
+
+    def pick(column: Sequence[Any]) -> list[Any]:
+        return [column[place] for place in order]
+
+    columns = {name: pick(sample.columns[name]) for name in sorted(missing)}
+    known: dict[str, list[bool] | None] = {
+        name: pick(cells) for name in missing if (cells := sample.known.get(name)) is not None
+    }
+    as_old = [sample.now] * len(order)
+    stamps = {name: pick(sample.stamps[name]) if name in sample.stamps else as_old for name in missing}
+    line.columns |= _columns(Snapshot(line.ids, columns, known, stamps, {}, decision.snapshot.now), None)
+
+
 def _request(record: DecisionRecord, generation: _Generation) -> Any:
     """Return the request fields to record."""
     values = list(record.asked if record.asked is not None else _read(record.request))
@@ -254,7 +289,7 @@ def _is_cell(text: str, record: DecisionRecord) -> bool:
     if record.decision is None:
         return False
     snapshot = record.decision.snapshot
-    seen = (snapshot, *(beside for beside, _ in record.beside))
+    seen = (snapshot, *(beside for beside, _ in record.beside), *filter(None, (record.at_hand,)))
     return text in snapshot.ids or any(_holds(column, text) for each in seen for column in each.columns.values())
 
 
@@ -311,7 +346,7 @@ def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> I
 
 def alone(record: DecisionRecord) -> bytes | None:
     """Return *record* alone as JSON, for `smetric.records.reader.read_alone`; None if it cannot be written."""
-    made = Recorder().line(record)
+    made = Recorder().line(record, is_whole=True)
     return b'{"header":%b,"policy":%b,"decision":%b}' % (header(), *made[1:]) if made is not None else None
 
 

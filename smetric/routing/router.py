@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -15,7 +14,7 @@ from cachetools import TTLCache
 
 from smetric.errors import HttpError, NoCandidate, RequestError, Shed
 from smetric.features import VOCABULARY
-from smetric.fleet.fleet import DECODE_BLOCKS, Fleet
+from smetric.fleet.fleet import DECODE_BLOCKS, Candidates, Fleet
 from smetric.fleet.instance import Instance, Lease
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Outcome, Policy, Snapshot
@@ -31,11 +30,6 @@ PIN_TTL_S = 3600.0
 PIN_MAX = 65536
 #: Hit lengths in tiers outside an instance's own cache, from which it can fetch.
 TIERS = frozenset({"host_hit_len", "disk_hit_len", "store_hit_len"})
-#: Features that are read without a look-up, and without a count over the blocks of all requests.
-AT_HAND = frozenset(name for name, one in VOCABULARY.features.items() if not one.lookup) - {DECODE_BLOCKS}
-#: Seconds from one decision whose features at hand are all recorded to the next one: 20 a second cost next to nothing.
-AT_HAND_EVERY_S = 0.05
-_NONE: frozenset[str] = frozenset()
 
 log = structlog.get_logger("smetric.router")
 
@@ -87,7 +81,6 @@ class Router:
         deadline: deadline of look-ups.
         on_source_failed: called with the name of a source that raised.
         observed: policies whose features are recorded too.
-        at_hand_every_s: seconds from one decision whose features at hand are all recorded to the next one.
         rng: draws the seed of each decision.
         models: read again before a model counts as unknown.
     """
@@ -101,7 +94,6 @@ class Router:
         deadline: LookupDeadline | None = None,
         on_source_failed: Callable[[str], None] = lambda _: None,
         observed: Sequence[Policy] = (),
-        at_hand_every_s: float = math.inf,
         rng: random.Random | None = None,
         models: ModelLists | None = None,
     ) -> None:
@@ -115,8 +107,6 @@ class Router:
             route: Observer(fleet, self.lookups) for route in routes.all if observed or route.shadows is not None
         }
         self.follow(observed)
-        self._at_hand_every_s = at_hand_every_s
-        self._at_hand_from = -math.inf if at_hand_every_s < math.inf else math.inf
         self._rng = rng or random.Random()
         self._turns = 0
         self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S, fleet.clock)
@@ -207,13 +197,7 @@ class Router:
             if isinstance(decision, Decision):
                 break
             wanted = decision.features
-        also = observer.at_hand if observer is not None else _NONE
-        if snapshot.now >= self._at_hand_from:
-            self._at_hand_from = snapshot.now + self._at_hand_every_s
-            also |= AT_HAND
-        # Before the charge, so that loads are those of the decision.
-        also -= policy.reads
-        beside = self.fleet.snapshot(candidates, also, request) if also else None
+        beside = observer.at_hand(policy, candidates, request) if observer is not None else None
         lease: Lease | None = None
         error: HttpError | None = None
         outcome = "held"
@@ -290,8 +274,7 @@ class Observer:
         self._lookups = lookups
         self._clock = clock
         self._looked_up: frozenset[str] = frozenset()
-        #: Features that these policies read without a look-up.
-        self.at_hand: frozenset[str] = frozenset()
+        self._at_hand: frozenset[str] = frozenset()
         #: Request fields that these policies may read.
         self.fields: frozenset[str] = frozenset()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -300,8 +283,16 @@ class Observer:
         """Read for *policies* from now on."""
         reads = frozenset(name for policy in policies for name in policy.reads)
         self._looked_up = frozenset(name for name in reads if VOCABULARY.features[name].lookup)
-        self.at_hand = reads - self._looked_up
+        self._at_hand = reads - self._looked_up
         self.fields = frozenset(name for policy in policies for name in policy.fields)
+
+    def at_hand(self, acting: Policy, candidates: Candidates, request: InferenceRequest) -> Snapshot | None:
+        """Return the features that need no look-up and that *acting* does not read; None if there are none.
+
+        Called before the charge, so that loads are those of the decision.
+        """
+        missing = self._at_hand - acting.reads
+        return self._fleet.snapshot(candidates, missing, request) if missing else None
 
     def look_up(self, record: DecisionRecord) -> None:
         """Look up what the decision of *record* did without, and add it to the record when it arrives.

@@ -94,12 +94,6 @@ async def test_health_and_metrics_accept_any_parameter() -> None:
             assert (await router.admin(f"{path}?verbose")).status == 200
 
 
-async def test_wrong_method_is_405_with_the_allowed_ones() -> None:
-    async with running(FakeEngine(), check_after=False) as router:
-        answer = await admin(router, "GET /admin/policies/default/try")
-        assert (answer.status, answer.value("allow")) == (405, "POST")
-
-
 async def test_unknown_path_lists_the_known_ones() -> None:
     async with running(FakeEngine(), check_after=False) as router:
         for path, target in {"/": "admin/ui", "/admin": "admin/ui", "/admin/ui/": "../ui"}.items():
@@ -110,7 +104,7 @@ async def test_unknown_path_lists_the_known_ones() -> None:
         assert "/admin/ui" in error_of(unknown)
         assert "docs/reference/http-api.md" in error_of(unknown)
         wrong = await admin(router, "DELETE /admin/instances")
-        assert wrong.status == 405
+        assert (wrong.status, "GET" in wrong.value("allow")) == (405, True)
         assert error_of(wrong) in {
             f"this path does not take DELETE; it takes {allowed}" for allowed in ("GET, HEAD", "HEAD, GET")
         }

@@ -17,11 +17,11 @@ from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
-from smetric.policy import Policy, load
+from smetric.policy import Policy, Snapshot, load
 from smetric.policy.vocabulary import pseudonym
 from smetric.records.format import fields_recorded
 from smetric.records.reader import Reading, find
-from smetric.records.recorder import Recorder, RecordStack
+from smetric.records.recorder import Recorder, RecordStack, recorded
 from smetric.records.replay import Judge, NotRecorded
 from smetric.records.report import ending
 from smetric.routing.policy_files import libraries_beside
@@ -225,6 +225,25 @@ def test_line_has_observed_features_with_their_lag(path: Path) -> None:
     columns = line_of(record, path)["columns"]
     assert columns.keys() == {"requests", "kv_usage", "hit_len"}
     assert [columns[name].get("lag") for name in columns] == [None, None, 0.004]
+
+
+def test_line_has_the_sample_of_its_candidates_with_its_age(path: Path) -> None:
+    fleet = Fleet(random.Random(1), 3)
+    first, second, third = (fleet.decide(LOAD_ONLY) for _ in range(3))
+    assert first.decision is not None
+    ids, now = list(first.decision.snapshot.ids), first.decision.snapshot.now
+    order = [*reversed(ids), "gone"]
+    columns = {"running": [float(at) for at in range(len(order))], "requests": [9.0] * len(order)}
+    sample = Snapshot(order, columns, {"running": [True] * 3 + [False]}, {}, {}, now - 0.25)
+    first.at_hand = second.at_hand = sample
+    third.at_hand = Snapshot(ids[1:], {"running": [1.0] * (len(ids) - 1)}, now=now)  # an instance came since
+    write(path, [first, second, third])
+    one, two, three = (line["columns"] for line in lines(path))
+    assert one["running"] == {"values": [2.0, 1.0, 0.0], "age": [0.25] * 3}
+    assert one["requests"]["values"] == first.decision.snapshot.columns["requests"]
+    assert two.keys() == three.keys() == {"requests"}
+    seen = next(recorded([second], [policy("policy p\nroute argmin(running)\n")]))
+    assert seen.line.columns["running"].values == [2.0, 1.0, 0.0]
 
 
 def test_observed_policy_is_recorded_after_a_clock_set_back(path: Path) -> None:

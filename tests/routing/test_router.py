@@ -18,7 +18,7 @@ from smetric.fleet.instance import Instance, Lease, Scrape
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy
 from smetric.request.request import InferenceRequest, Usage
-from smetric.routing.router import AT_HAND, PIN_TTL_S, Router, Routing
+from smetric.routing.router import PIN_TTL_S, Router, Routing
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
 from tests.clock import Clock
@@ -445,18 +445,6 @@ async def test_observer_reads_features_at_hand_before_the_charge() -> None:
     ((snapshot, lag),) = record.beside
     assert snapshot.columns == {"kv_usage": [0.25] * 3, "running": [2.0] * 3}
     assert lag is None
-
-
-async def test_router_records_features_at_hand_at_most_so_often() -> None:
-    clock = Clock()
-    router = Router(fleet_of(clock=clock), routes_by(shipped_policies()["load_only"]), at_hand_every_s=0.05)
-    found = []
-    for _ in range(4):
-        record = await observed(router, first_request())
-        found.append({name for snapshot, _ in record.beside for name in snapshot.columns})
-        clock.now += 0.03
-    assert found == [AT_HAND - {"requests"}, set(), AT_HAND - {"requests"}, set()]
-    assert {"running", "waiting", "kv_usage", "unprefilled", "pool"} < AT_HAND
 
 
 async def test_observer_gathers_nothing_twice() -> None:

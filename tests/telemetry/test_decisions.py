@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 
 import orjson
 
 from smetric import names
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
 from smetric.fleet.record import decision_id
 from smetric.policy import Snapshot
 from smetric.request.prompt import BlockKeys, Prompt
 from smetric.request.request import Usage
-from smetric.telemetry.decisions import Activity, DecisionLog, brief, full
+from smetric.telemetry.decisions import AT_HAND, Activity, AtHand, DecisionLog, brief, full
 from tests.fakes import exchange_of
-from tests.telemetry.samples import record, run_one, telemetry
+from tests.telemetry.samples import fleet, record, run_one, telemetry
 
 
 def test_decision_ids_are_ulids_in_order_of_time() -> None:
@@ -43,11 +46,30 @@ def test_decision_log_keeps_fewer_decisions_with_large_tables() -> None:
     for each in made:
         log.decided(exchange_of(), each)
     assert log.recent(10) == made[:1:-1]
-    made[0].beside = ((Snapshot(["a"], {"running": [1.0], "waiting": [0.0]}), None),) * 4
+    log.sampled(Snapshot(["a"] * 100, {"running": [1.0] * 100, "waiting": [0.0] * 100}))
+    for each in made[:3]:  # they share the sample
+        log.decided(exchange_of(), each)
+    assert log.recent(10) == made[2:0:-1]
+    assert made[1].at_hand is made[2].at_hand is not None
+    made[0].beside = ((Snapshot(["a"], {"running": [1.0], "waiting": [0.0]}), None),) * 400
     log.decided(exchange_of(), made[0])
     assert log.recent(10) == [made[0]]
     log.decided(exchange_of(), record(names.PINNED))
-    assert len(log) == 2
+    assert len(log) == 1
+
+
+async def test_sample_has_every_feature_that_needs_no_look_up() -> None:
+    log, instances = DecisionLog(), fleet()
+    sampler = AtHand(Fleet(instances, VOCABULARY), log)
+    await sampler.start()
+    await asyncio.sleep(0)
+    await sampler.stop()
+    made = record(instances=instances)
+    log.decided(exchange_of(), made)
+    assert made.at_hand is not None
+    assert made.at_hand.columns.keys() == AT_HAND
+    assert {"running", "waiting", "kv_usage", "unprefilled", "pool", "healthy"} < AT_HAND
+    assert not AT_HAND & {"hit_len", "decode_blocks"}
 
 
 def test_full_shows_table_and_result() -> None:
