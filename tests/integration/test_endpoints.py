@@ -282,7 +282,7 @@ async def test_fault_during_an_answer_is_logged_with_the_status_that_was_sent(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(router.application.router, broken, fail)
+            patch.setattr(router.application.router.lookups, broken, fail)
             answer = await router.chat(stream=True)
         assert (answer.status, answer.complete) == (200, broken == "settled")
         await until(lambda: len(router.lines("request")) == 2)
