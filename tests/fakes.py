@@ -10,7 +10,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,8 +19,11 @@ from smetric.errors import HttpError
 from smetric.features import VOCABULARY
 from smetric.fleet.exchange import Exchange, Exchanges
 from smetric.fleet.record import DecisionRecord
+from smetric.http.connection import Handler
 from smetric.http.headers import App, Receive, Scope, Send
 from smetric.http.limits import HttpLimits
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.http.tls import Tls
 from smetric.http.transaction import Transaction
 from smetric.proxy.error_response import error_body
 from smetric.routing.policy_files import PolicyFile
@@ -60,7 +63,7 @@ class PlainHandler:
     """ASGI app on the listener, without the guard that `Intake` is.
 
     Args:
-        app: the app; it answers the lifespan too.
+        app: the app.
         limits: of the listener.
     """
 
@@ -71,7 +74,7 @@ class PlainHandler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the lifespan."""
-        await self._app(scope, receive, send)
+        await live(receive, send)
 
     async def serve(self, scope: Scope, client: Transaction) -> None:
         """Answer a request."""
@@ -83,6 +86,33 @@ class PlainHandler:
     def error_body(self, path: str, problem: HttpError) -> bytes:
         """An error as OpenAI shapes it."""
         return error_body(path, problem)
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A listener that serves until `stop` is set; then its task ends."""
+
+    url: str
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0
+
+
+@contextlib.asynccontextmanager
+async def listening(handler: Handler, *, drain_s: float = 1.0, tls: Tls | None = None) -> AsyncIterator[Listening]:
+    """Serve *handler* on a listener of its own, which must end in time."""
+    stop = asyncio.Event()
+    with listen("127.0.0.1", 0) as sock:
+        task = asyncio.create_task(serve_port(handler, sock, stop=stop.wait, drain_s=drain_s, tls=tls))
+        try:
+            yield Listening(address_of(sock), stop, task)
+        finally:
+            stop.set()
+            async with asyncio.timeout(5):
+                await task
 
 
 @dataclass

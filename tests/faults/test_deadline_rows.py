@@ -8,11 +8,7 @@ import contextlib
 import pytest
 
 from smetric.config.settings import LimitSettings, PeersSettings
-from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import HttpLimits
-from smetric.http.listener import address_of, listen, serve_port
-from smetric.proxy.intake import Intake
-from tests.fakes import FakeEngine, RawClient, live, request, until
+from tests.fakes import FakeEngine, RawClient, request, until
 from tests.faults.harness import CANARY, chat, running
 
 
@@ -42,31 +38,17 @@ async def trickle(client: RawClient, data: bytes, every_s: float) -> None:
 
 
 async def test_b4_slow_head_is_408_and_silent_connection_is_closed() -> None:
-    limits = HttpLimits(idle_timeout_s=0.5, head_timeout_s=0.5)
-    stop = asyncio.Event()
+    limits = LimitSettings(idle_timeout=0.5, head_timeout=0.5)
     loop = asyncio.get_running_loop()
-    with listen("127.0.0.1", 0) as sock:
-        url = address_of(sock)
-        served = asyncio.create_task(serve_port(Intake(healthy_app, limits), sock, stop=stop.wait, drain_s=1.0))
+    async with running(FakeEngine(), limits=limits) as router:
         began = loop.time()
-        async with await RawClient.connect(url) as slow, await RawClient.connect(url) as silent:
+        async with await RawClient.connect(router.url) as slow, await RawClient.connect(router.url) as silent:
             sending = asyncio.create_task(trickle(slow, b"GET / HTTP/1.1\r\nHost: " + b"x" * 1000, 0.02))
             assert (await slow.response()).status == 408
             assert await silent.at_end()
             assert 0.499 < loop.time() - began < 1.5  # uvloop counts milliseconds
             slow.leave()
             await sending
-        stop.set()
-        async with asyncio.timeout(5):
-            await served
-
-
-async def healthy_app(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "lifespan":
-        await live(receive, send)
-        return
-    await send({"type": "http.response.start", "status": 204, "headers": []})
-    await send({"type": "http.response.body"})
 
 
 async def test_b4_slow_body_is_408_at_the_deadline() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import socket
 
 import orjson
 import pytest
@@ -14,11 +13,10 @@ from smetric.config.settings import Forward, LimitSettings
 from smetric.errors import HttpError
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.log_limit import CHANGE_LINES
 from smetric.proxy.error_response import send_error
 from smetric.proxy.intake import Intake
-from tests.fakes import Call, FakeEngine, RawClient, Response, request, until
+from tests.fakes import Call, FakeEngine, RawClient, Response, listening, live, request
 from tests.faults.harness import CANARY, Count, Running, chat, running
 
 MIB = 1024 * 1024
@@ -255,33 +253,24 @@ async def refused_upload(url: str, head: bytes, after_s: float) -> int:
     return answer.status
 
 
-def accepts(sock: socket.socket) -> bool:
-    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
 @pytest.mark.slow
 async def test_a6_delayed_refusals_leave_nothing_behind() -> None:
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await asyncio.sleep(0.5)
-            await send_error(send, scope["path"], HttpError(401, "no", "authentication_error"))
+        if scope["type"] == "lifespan":
+            await live(receive, send)
+            return
+        await asyncio.sleep(0.5)
+        await send_error(send, scope["path"], HttpError(401, "no", "authentication_error"))
 
     first = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     first.close()  # with its first server the loop opens a descriptor for itself
     await first.wait_closed()
     await asyncio.sleep(0)
     before = Count()
-    stop = asyncio.Event()
-    sock = listen("127.0.0.1", 0)
-    url = address_of(sock)
-    served = asyncio.create_task(serve_port(Intake(refusing, HttpLimits()), sock, stop=stop.wait, drain_s=1.0))
-    await until(lambda: accepts(sock))
     head = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (20 * MIB)
-    assert await asyncio.gather(*(refused_upload(url, head, 0.02 * i) for i in range(100))) == [401] * 100
-    stop.set()
-    async with asyncio.timeout(5):
-        await served
-    sock.close()
+    async with listening(Intake(refusing, HttpLimits())) as listener:
+        statuses = await asyncio.gather(*(refused_upload(listener.url, head, 0.02 * i) for i in range(100)))
+        assert statuses == [401] * 100
     gc.collect()
     assert not before.exceeded()
 

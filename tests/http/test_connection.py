@@ -13,9 +13,8 @@ from smetric.http import connection
 from smetric.http.connection import HIGH_WATER
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.http.transaction import Transaction
-from tests.fakes import PlainHandler, RawClient, live, request, until
+from tests.fakes import PlainHandler, RawClient, listening, request, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -24,21 +23,8 @@ Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @asynccontextmanager
 async def serving(endpoint: Endpoint, limits: HttpLimits | None = None) -> AsyncIterator[str]:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await live(receive, send)
-        else:
-            await endpoint(scope, receive, send)
-
-    stop = asyncio.Event()
-    with listen("127.0.0.1", 0) as sock:
-        task = asyncio.create_task(serve_port(PlainHandler(app, limits), sock, stop=stop.wait, drain_s=1.0))
-        try:
-            yield address_of(sock)
-        finally:
-            stop.set()
-            async with asyncio.timeout(5):
-                await task
+    async with listening(PlainHandler(endpoint, limits)) as listener:
+        yield listener.url
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -27,9 +27,8 @@ from smetric.http.listener import (
     most_connections,
     notify,
     raise_fd_limit,
-    serve_port,
 )
-from tests.fakes import PlainHandler, RawClient, live
+from tests.fakes import PlainHandler, RawClient, listening
 
 pytestmark = pytest.mark.slow
 
@@ -46,9 +45,6 @@ class Slow:
         self.body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await live(receive, send)
-            return
         length = b"%d" % len(self.body)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
         if self.cut:
@@ -61,15 +57,8 @@ class Slow:
 async def serving(
     app: Slow, *, drain_s: float = 30.0, limits: HttpLimits | None = None
 ) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    stop = asyncio.Event()
-    with listen("127.0.0.1", 0) as sock:
-        task = asyncio.create_task(serve_port(PlainHandler(app, limits), sock, stop=stop.wait, drain_s=drain_s))
-        try:
-            yield address_of(sock), stop
-        finally:
-            stop.set()
-            async with asyncio.timeout(5):
-                await task
+    async with listening(PlainHandler(app, limits), drain_s=drain_s) as listener:
+        yield listener.url, listener.stop
 
 
 async def test_response_head_does_not_wait_for_its_body() -> None:

@@ -7,8 +7,8 @@ import gc
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from smetric.errors import ConfigError
-from smetric.http.headers import App, Receive, Scope, Send
+from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import HttpLimits
-from smetric.http.listener import MAX_REFUSED, listen, serve_port
+from smetric.http.listener import MAX_REFUSED
 from smetric.http.tls import Tls
-from tests.fakes import PlainHandler, RawClient, live, until
+from tests.fakes import Listening, PlainHandler, RawClient, Response, listening, until
 
 pytestmark = pytest.mark.slow
 
@@ -143,53 +143,37 @@ def test_tls_keeps_the_old_certificate_while_the_files_are_unusable(
     shake_hands(tls, trusting)
 
 
-class Answers:
-    """An app that answers 204 to everything, and remembers what came when."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            for said in ("startup", "shutdown"):
-                await receive()
-                self.seen.append(said)
-                await send({"type": f"lifespan.{said}.complete"})
-            return
-        self.seen.append(scope["scheme"])
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+async def no_content(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer 204 to everything; the scheme is a header field."""
+    fields = [(b"x-scheme", scope["scheme"].encode())]
+    await send({"type": "http.response.start", "status": 204, "headers": fields})
+    await send({"type": "http.response.body"})
 
 
-@asynccontextmanager
-async def serving(
-    tls: Tls | None, limits: HttpLimits | None = None, app: App | None = None, drain_s: float = 1.0
-) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """A listener that speaks *tls*: its port, and what ends it."""
-    app, stop = app or Answers(), asyncio.Event()
-    sock = listen("127.0.0.1", 0)
-    task = asyncio.create_task(serve_port(PlainHandler(app, limits), sock, stop=stop.wait, drain_s=drain_s, tls=tls))
-    try:
-        yield sock.getsockname()[1], stop
-    finally:
-        stop.set()
-        async with asyncio.timeout(5):
-            await task
+def serving(
+    tls: Tls | None, limits: HttpLimits | None = None, drain_s: float = 1.0
+) -> AbstractAsyncContextManager[Listening]:
+    """A listener that speaks *tls* and answers 204 to everything."""
+    return listening(PlainHandler(no_content, limits), drain_s=drain_s, tls=tls)
 
 
-async def status_of(port: int, trusting: ssl.SSLContext | None) -> int:
+async def answer_of(port: int, trusting: ssl.SSLContext | None) -> Response:
     """What one client is answered."""
     async with RawClient(*await asyncio.open_connection("localhost", port, ssl=trusting)) as client:
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        return (await client.response("GET")).status
+        return await client.response("GET")
+
+
+async def status_of(port: int, trusting: ssl.SSLContext) -> int:
+    """The status that one client is answered."""
+    return (await answer_of(port, trusting)).status
 
 
 async def test_scope_over_tls_has_scheme_https(tmp_path: Path) -> None:
-    issued, app = Issued(tmp_path), Answers()
-    for tls, trusting in ((None, None), (issued.tls(), issued.trusting)):
-        async with serving(tls, app=app) as (port, _):
-            assert await status_of(port, trusting) == 204
-    assert app.seen == ["startup", "http", "shutdown", "startup", "https", "shutdown"]
+    issued = Issued(tmp_path)
+    for tls, trusting, scheme in ((None, None, "http"), (issued.tls(), issued.trusting, "https")):
+        async with serving(tls) as listener:
+            assert (await answer_of(listener.port, trusting)).value("x-scheme") == scheme
 
 
 @contextmanager
@@ -207,9 +191,9 @@ async def test_handshake_counts_until_it_ends(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     tls = issued.tls()
     with no_collector():
-        async with serving(tls, HttpLimits(head_timeout_s=0.3)) as (port, _):
+        async with serving(tls, HttpLimits(head_timeout_s=0.3)) as listener:
             for end in ("FIN", "RST", "nonsense", "the deadline"):
-                client = await RawClient.connect(f"http://127.0.0.1:{port}")
+                client = await RawClient.connect(listener.url)
                 await client.send(b"\x16\x03\x01")
                 await until(lambda: tls.handshakes() == 1)
                 if end == "FIN":
@@ -220,7 +204,7 @@ async def test_handshake_counts_until_it_ends(tmp_path: Path) -> None:
                     await client.send(b"GET / HTTP/1.1\r\n\r\n")
                 await until(lambda: tls.handshakes() == 0, within_s=2.0)
                 client.leave()
-            assert await status_of(port, issued.trusting) == 204
+            assert await status_of(listener.port, issued.trusting) == 204
             assert tls.handshakes() == 0
 
 
@@ -229,8 +213,8 @@ async def test_b7_handshakes_count_as_connections_and_are_limited(tmp_path: Path
     tls = issued.tls()
     most = 4
     with capture_logs() as lines:
-        async with serving(tls, HttpLimits(head_timeout_s=1.0, connections=most)) as (port, _):
-            url = f"http://127.0.0.1:{port}"
+        async with serving(tls, HttpLimits(head_timeout_s=1.0, connections=most)) as listener:
+            url, port = listener.url, listener.port
             silent = [await RawClient.connect(url) for _ in range(most)]
             await until(lambda: tls.handshakes() == most)
             assert await status_of(port, issued.trusting) == 503, "told when it has shaken hands"
@@ -251,24 +235,24 @@ async def test_b7_handshakes_count_as_connections_and_are_limited(tmp_path: Path
 
 async def test_listener_watches_the_files_of_its_certificate(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
-    async with serving(issued.tls()) as (port, _):
-        assert await status_of(port, issued.trusting) == 204
+    async with serving(issued.tls()) as listener:
+        assert await status_of(listener.port, issued.trusting) == 204
         await asyncio.sleep(0.1)  # the watch is set up in a thread that reports nothing when it is ready
         with capture_logs() as lines:
             trusting = issued.renew()
             await until(lambda: any(line["event"] == "smetric.tls.reloaded" for line in lines), within_s=10.0)
-        assert await status_of(port, trusting) == 204
+        assert await status_of(listener.port, trusting) == 204
         with pytest.raises(ssl.SSLCertVerificationError):
-            await status_of(port, issued.trusting)
+            await status_of(listener.port, issued.trusting)
 
 
 async def test_drain_answers_a_client_in_its_handshake(tmp_path: Path) -> None:
-    issued, app = Issued(tmp_path), Answers()
+    issued = Issued(tmp_path)
     heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
     secured = issued.trusting.wrap_bio(heard, said, server_hostname="localhost")
     async with (
-        serving(issued.tls(), app=app) as (port, stop),
-        await RawClient.connect(f"http://127.0.0.1:{port}") as client,
+        serving(issued.tls()) as listener,
+        await RawClient.connect(listener.url) as client,
         asyncio.timeout(5),
     ):
         with pytest.raises(ssl.SSLWantReadError):
@@ -276,7 +260,7 @@ async def test_drain_answers_a_client_in_its_handshake(tmp_path: Path) -> None:
         await client.send(said.read())
         heard.write(await client.reader.read(65536))
         secured.do_handshake()
-        stop.set()
+        listener.stop.set()
         await asyncio.sleep(0.1)
         secured.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await client.send(said.read())  # the end of its handshake, too
@@ -286,17 +270,16 @@ async def test_drain_answers_a_client_in_its_handshake(tmp_path: Path) -> None:
             with suppress(ssl.SSLWantReadError):
                 answer = secured.read(65536)
         assert answer.startswith(b"HTTP/1.1 204 ")
-    assert app.seen == ["startup", "https", "shutdown"]
 
 
 async def test_drain_answers_tls_connections_that_wait_to_be_accepted(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     let_in: list[socket.socket] = []
-    async with serving(issued.tls()) as (port, stop):
-        stop.set()
+    async with serving(issued.tls()) as listener:
+        listener.stop.set()
         with suppress(ConnectionRefusedError):
             while len(let_in) < 20:  # one more in each round of the loop
-                let_in.append(socket.create_connection(("127.0.0.1", port)))
+                let_in.append(socket.create_connection(("127.0.0.1", listener.port)))
                 await asyncio.sleep(0)
         assert 0 < len(let_in) < 20
 
@@ -310,16 +293,16 @@ async def test_drain_answers_tls_connections_that_wait_to_be_accepted(tmp_path: 
 
 
 async def test_drain_does_not_wait_for_a_handshake_that_never_ends(tmp_path: Path) -> None:
-    tls, app = Issued(tmp_path).tls(), Answers()
-    async with serving(tls, app=app) as (port, stop), await RawClient.connect(f"http://127.0.0.1:{port}"):
+    tls = Issued(tmp_path).tls()
+    async with serving(tls) as listener, await RawClient.connect(listener.url):
         await until(lambda: tls.handshakes() == 1)
-        stop.set()
-        await until(lambda: app.seen == ["startup", "shutdown"], within_s=1.5)
+        listener.stop.set()
+        await until(listener.task.done, within_s=1.5)
 
 
 @pytest.mark.parametrize("field", [b"", b"Connection: close\r\n"], ids=["as ever", "though told"])
 async def test_drain_does_not_wait_for_a_tls_client_that_never_reads(tmp_path: Path, field: bytes) -> None:
-    issued, app = Issued(tmp_path), Answers()
+    issued = Issued(tmp_path)
 
     def used_and_kept(port: int) -> ssl.SSLSocket:
         client = issued.trusting.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
@@ -327,24 +310,21 @@ async def test_drain_does_not_wait_for_a_tls_client_that_never_reads(tmp_path: P
         assert client.recv(1000).startswith(b"HTTP/1.1 204 ")
         return client
 
-    async with serving(issued.tls(), app=app, drain_s=30.0) as (port, stop):
-        with await asyncio.to_thread(used_and_kept, port):
-            stop.set()
-            await until(lambda: app.seen == ["startup", "https", "shutdown"], within_s=4.0)
+    async with serving(issued.tls(), drain_s=30.0) as listener:
+        with await asyncio.to_thread(used_and_kept, listener.port):
+            listener.stop.set()
+            await until(listener.task.done, within_s=4.0)
 
 
 async def test_broken_response_over_tls_ends_without_goodbye_if_its_close_delimits_it(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
 
     async def breaking_off(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await live(receive, send)
-            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"some", "more_body": True})
 
-    async with serving(issued.tls(), app=breaking_off) as (port, _):
-        reader, writer = await asyncio.open_connection("localhost", port, ssl=issued.trusting)
+    async with listening(PlainHandler(breaking_off), tls=issued.tls()) as listener:
+        reader, writer = await asyncio.open_connection("localhost", listener.port, ssl=issued.trusting)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
         await reader.readuntil(b"some")
         with pytest.raises(ConnectionResetError):
