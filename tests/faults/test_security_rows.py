@@ -417,12 +417,12 @@ async def test_h9_tenants_share_no_salt_and_no_hits() -> None:
         assert hits[1] is None or hits[1][0] == 0
 
 
-@pytest.mark.parametrize("names", [[], ["red", "blue"], [""], ["x" * 300]])
-async def test_h9_missing_or_repeated_tenant_is_refused(names: list[str]) -> None:
+async def test_h9_missing_or_repeated_tenant_is_refused() -> None:
     tenants = Tenants(cache_salt="tenant", secret=SECRET)
     async with running(tenants=tenants, tenant_header="x-tenant", check_after=False) as router:
-        fields = [("x-tenant", name) for name in names]
-        assert (await router.ask("POST", "/v1/chat/completions", chat(), *fields)).status == 403
+        for names in ([], ["red", "blue"], [""], ["x" * 300]):
+            fields = [("x-tenant", name) for name in names]
+            assert (await router.ask("POST", "/v1/chat/completions", chat(), *fields)).status == 403, names
 
 
 async def test_h9_tenant_is_read_from_trusted_proxies_only() -> None:
