@@ -277,10 +277,14 @@ class Plan:
         return [term for step in self.steps for term in step.terms]
 
     @property
+    def families(self) -> set[Family]:
+        """The families of the built-ins that it calls, picks and element-wise ones excepted."""
+        return {part.builtin.family for term in self.terms for part in walk(term) if isinstance(part, Call)}
+
+    @property
     def keyed(self) -> bool:
         """Whether it places by a key, and by the seed if the key is empty."""
-        families = {part.builtin.family for term in self.terms for part in walk(term) if isinstance(part, Call)}
-        return not families.isdisjoint({Family.WEIGHT, Family.PLACE})
+        return not self.families.isdisjoint({Family.WEIGHT, Family.PLACE})
 
     @property
     def rotating(self) -> list[str]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -21,8 +21,11 @@ from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.files import policy_path, read_regular
 from smetric.policy import Policy, PolicyError, PolicyText, Reader, Severity, Vocabulary
-from smetric.policy.fit import Labels, misfits
+from smetric.policy.builtin import Family
 from smetric.policy.parser import MAX_BYTES
+
+if TYPE_CHECKING:
+    from smetric.policy.fit import Labels
 
 #: Generations kept of each file, the acting one included.
 MOST_GENERATIONS = 10
@@ -108,6 +111,10 @@ def refuse_misfits(policy: Policy, labels: Labels) -> None:
     Raises:
         PolicyError: with all of them.
     """
+    if policy.reads.isdisjoint(labels) and Family.COUNT not in policy.plan.families:
+        return
+    from smetric.policy.fit import misfits  # few policies read labels
+
     faults = [found for found in misfits(policy.plan, labels) if found.severity is Severity.ERROR]
     if faults:
         raise PolicyError(faults, policy.source, policy.path)

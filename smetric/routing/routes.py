@@ -20,11 +20,11 @@ from smetric.config.values import ParamValue
 from smetric.errors import UNREADABLE
 from smetric.features import VOCABULARY
 from smetric.files import policy_path
-from smetric.policy.fit import Labels
 from smetric.request.request import Api, InferenceRequest
 from smetric.routing.policy_files import PolicyFile, ReloadListener
 
 if TYPE_CHECKING:
+    from smetric.policy.fit import Labels
     from smetric.routing.shadow import ShadowJudge, Shadows
 
 
