@@ -24,52 +24,6 @@ route rr_argmin(l) as balance
 """
 
 
-# ── sound policies ──
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "route argmin(norm(requests) + norm(hit_len))",
-        "route argmin(hit_len / req.prompt_len)",
-        "route argmin((req.prompt_len - hit_len) * (requests + 1))",
-        "route argmin(unprefilled / prefill_rate + 250ms)",
-        "route argmin(ratio(requests, max(requests), default: 0))",
-        "route argmin(clamp(requests, 1, 8 requests) / count())",
-        'route argmin(requests where role in {"decode", req.model} and not draining)\nroute rr_argmin(0)',
-        "route first(argmin(requests where healthy), argmin(requests))",
-        "let s = first(argmin(requests where healthy), argmin(requests))\nroute s when kv_usage[s] < 0.5\nroute s",
-        "route argmin(requests) when min(waiting where healthy, default: 0) < 4\nroute rr_argmin(0)",
-        "route argmax(hit_len where known(hit_len) and fresh(requests, 2s) and age(requests) < 1m)\nroute rr_argmin(0)",
-        'keep req.lora in loras when req.lora != ""\nroute argmin(requests)',
-        'reject 429 "full" retry 2s when all(waiting > 3)\nroute argmin(requests)',
-        "param SLOPE = 62us per token\nroute argmin(SLOPE * hit_len + 1s)",
-        "def f(x, k) = x > k\nroute argmin(requests) when any(f(requests, "
-        "5)) and any(f(hit_len, 5))\nroute rr_argmin(0)",
-    ],
-)
-def test_check_accepts_sound_policies(code: str) -> None:
-    assert checked(code).warnings == ()
-
-
-def test_check_accepts_sound_test_blocks() -> None:
-    rules = (
-        "param N = 2 in 1..8\nroute argmin(requests) when req.turn != 0 and any(kv_usage < 1 / N) as busy\n"
-        "route rr_argmin(0) as rest\n"
-    )
-    cases = (
-        "with N = 3 given turn = ?, last = b, prompt_len = 10 tokens\ninstance | kv_usage | age(hit_len) | role\n"
-        'a | 0.5 | 2s | "x|y"\nb | ? | 3 | "z"\nexpect a or b as busy failing "req.turn != 0"',
-        "instance | requests | waiting\na | 1 # two | three\n | 2\nb | 3 | 1.5 # |\nexpect a or b",
-    )
-    for case in cases:
-        assert checked(f'{rules}test "t"\n{case}').warnings == ()
-
-
-def test_check_lets_a_rejection_of_everything_end_a_policy() -> None:
-    assert checked('route argmin(requests where healthy)\nreject 503 "nobody is well"').warnings == ()
-
-
 # ── reads ──
 
 
@@ -172,37 +126,6 @@ def test_reads_agree_with_the_compiled_policy() -> None:
         reads = checked(code).reads
         assert policy.reads == reads.keys()
         assert {name for name in policy.lookups if reads[name] == "always"} == set(policy.lookups_always)
-
-
-# ── a policy with what its tests set ──
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ("param A = 1\nroute argmin(requests / A)", "this divisor may be 0"),
-        ("param A = 1 in {0, 1}\nroute argmin(requests / A)", "this divisor may be 0"),
-        (
-            "param A = 1\nkeep draw(A)\nroute argmin(requests)",
-            "`draw` takes 1, 2, 3, … of the instances, and this is 0",
-        ),
-        (
-            "param A = 1\nroute argmin(clamp(norm(requests), 1, A))",
-            "the lower bound of `clamp` is always above the upper one",
-        ),
-    ],
-)
-def test_check_tries_the_settings_of_tests(rules: str, message: str) -> None:
-    case = '{}\ntest "{}" {} instance | requests\na | 1\nexpect a'
-    assert checked(case.format(rules, "as it is", "")).warnings == ()
-    assert checked(case.format(rules, "as it is", "with A = 1")).warnings == ()
-    assert errors(case.format(case.format(rules, "one", "with A = 0"), "two", "with A = 0")) == [
-        f'{message}, with the settings of the test "one"'
-    ]
-
-
-def test_check_accepts_a_parameter_as_a_switch() -> None:
-    assert checked("param ON = true\nroute argmin(requests) when ON\nroute rr_argmin(0)").warnings == ()
 
 
 # ── bounds ──
