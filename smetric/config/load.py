@@ -304,6 +304,8 @@ def kind_of(hint: Any) -> SettingKind:
         hint = base
     extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
     doc = "".join(meta.description or "" for meta in metas)
+    if isinstance(base, type) and issubclass(base, Section):
+        doc = doc or base.__doc__ or ""
     most = next((meta.max_length for meta in metas if meta.max_length is not None), _MOST_ITEMS)
     return SettingKind(hint, base, extra, doc, most)
 

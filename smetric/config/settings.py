@@ -171,13 +171,13 @@ class RouteSettings(Section, frozen=True, kw_only=True):
         RouteName,
         doc("Name in metrics, traces and `/admin/policies`. Default: `route-1`, `route-2`, … by position."),
     ] = ""
-    match: Annotated[MatchSettings, doc("Which requests.")] = MatchSettings()
+    match: MatchSettings = MatchSettings()
     policy: Annotated[PolicyRef, doc("Shipped policy by name, or path of a `.policy` file.")]
     params: Annotated[Mapping[str, ParamValue], doc("Values for the policy's parameters.")] = {}
     shadow: Annotated[
         tuple[ShadowSettings, ...], Meta(max_length=MOST_SHADOWS), doc("Policies evaluated beside it.")
     ] = ()
-    canary: Annotated[CanarySettings, doc("Policy for a share of its conversations.")] = CanarySettings()
+    canary: CanarySettings = CanarySettings()
 
 
 class GuardrailSettings(Section, frozen=True, kw_only=True):
@@ -594,8 +594,8 @@ class Tenants(Section, frozen=True, kw_only=True):
 class Settings(Section, frozen=True, kw_only=True):
     """All settings."""
 
-    listen: Annotated[Listen, doc("Where clients connect.")] = Listen()
-    admin: Annotated[Admin, doc("Where operators connect.")] = Admin()
+    listen: Listen = Listen()
+    admin: Admin = Admin()
     instances: Annotated[tuple[InstanceSettings, ...], doc("The vLLM instances to route to.")] = ()
     policy: Annotated[PolicyRef, doc("Shipped policy by name, or path of a `.policy` file.")] = "smetric"
     params: Annotated[
@@ -606,37 +606,32 @@ class Settings(Section, frozen=True, kw_only=True):
         Meta(max_length=MOST_SHADOWS),
         doc("Policies evaluated beside the acting one, on the same snapshot, and never acted on."),
     ] = ()
-    canary: Annotated[CanarySettings, doc("Policy that decides for a share of the conversations.")] = CanarySettings()
+    canary: CanarySettings = CanarySettings()
     routes: Annotated[
         tuple[RouteSettings, ...],
         Meta(max_length=64),
         doc("Policies by model, tenant or path. The first match decides; without a match, `policy` does."),
     ] = ()
-    guardrail: Annotated[
-        GuardrailSettings,
-        doc("Undoing a change of a policy file after which load or errors leave their band."),
-    ] = GuardrailSettings()
+    guardrail: GuardrailSettings = GuardrailSettings()
     models: Annotated[
         Mapping[str, Model], doc("Model aliases: the name a client sends, and the name that is sent on.")
     ] = {}
-    scrape: Annotated[ScrapeSettings, doc("Reading the instances' `/metrics`.")] = ScrapeSettings()
-    health: Annotated[HealthSettings, doc("Health of instances.")] = HealthSettings()
-    prefill: Annotated[PrefillSettings, doc("Cost of prefill.")] = PrefillSettings()
-    prefix_index: Annotated[PrefixIndexSettings, doc("The embedded index of which instance holds which prefix.")] = (
-        PrefixIndexSettings()
-    )
-    kv_events: Annotated[KvEventsSettings, doc("KV cache events of the engines.")] = KvEventsSettings()
-    peers: Annotated[PeersSettings, doc("Other routers in front of the same instances.")] = PeersSettings()
-    lmcache: Annotated[LmcacheSettings, doc("LMCache's lookup service.")] = LmcacheSettings()
-    tokenizer: Annotated[TokenizerSettings, doc("Token ids of prompts.")] = TokenizerSettings()
-    lookup: Annotated[LookupSettings, doc("Deadline of the look-ups of one decision.")] = LookupSettings()
-    forward: Annotated[Forward, doc("Sending a request to the chosen instance.")] = Forward()
-    drain: Annotated[Drain, doc("Graceful shutdown.")] = Drain()
-    limits: Annotated[LimitSettings, doc("Limits on clients.")] = LimitSettings()
-    overload: Annotated[OverloadSettings, doc("Load limits of the router.")] = OverloadSettings()
-    trace: Annotated[Trace, doc("Content of spans.")] = Trace()
-    slo: Annotated[SloSettings, doc("Service level of a stream, in metrics.")] = SloSettings()
-    record: Annotated[RecordSettings, doc("Records of decisions and of the traffic.")] = RecordSettings()
+    scrape: ScrapeSettings = ScrapeSettings()
+    health: HealthSettings = HealthSettings()
+    prefill: PrefillSettings = PrefillSettings()
+    prefix_index: PrefixIndexSettings = PrefixIndexSettings()
+    kv_events: KvEventsSettings = KvEventsSettings()
+    peers: PeersSettings = PeersSettings()
+    lmcache: LmcacheSettings = LmcacheSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    lookup: LookupSettings = LookupSettings()
+    forward: Forward = Forward()
+    drain: Drain = Drain()
+    limits: LimitSettings = LimitSettings()
+    overload: OverloadSettings = OverloadSettings()
+    trace: Trace = Trace()
+    slo: SloSettings = SloSettings()
+    record: RecordSettings = RecordSettings()
     observe: Annotated[
         tuple[ShadowSettings, ...],
         Meta(max_length=MOST_OBSERVED),
@@ -645,7 +640,7 @@ class Settings(Section, frozen=True, kw_only=True):
             "recorded too, looked up after the request has been sent."
         ),
     ] = ()
-    log: Annotated[Log, doc("Log lines on standard error.")] = Log()
+    log: Log = Log()
     state_dir: Annotated[
         OptionalFolder,
         doc(
@@ -658,7 +653,7 @@ class Settings(Section, frozen=True, kw_only=True):
         tuple[NetworkText, ...],
         doc("Networks of callers whose `traceparent` is continued; for others a new trace is started and linked."),
     ] = _PRIVATE_NETWORKS
-    tenants: Annotated[Tenants, doc("Isolation of tenants in the engines.")] = Tenants()
+    tenants: Tenants = Tenants()
     instance_networks: Annotated[
         tuple[NetworkText, ...],
         doc("Networks allowed for instances although refused by default: link-local, multicast, metadata services."),

@@ -222,8 +222,3 @@ async def test_doctor_exit_codes_2_and_3(tmp_path: Path) -> None:
         result = await examined(*arguments)
         assert result.exit_code == 2
         assert message in result.output
-
-
-@pytest.mark.parametrize("option", ["--no-probe", "--slow", "--format", "--config"])
-async def test_doctor_help_explains_options(option: str) -> None:
-    assert option in (await examined("--help")).output

@@ -352,6 +352,7 @@ ANSWERED: dict[str, tuple[Callable[[Site], Any], Callable[[Any], object]]] = {
     "token ids": (lambda site: complete(site, [1, 2, 3]), lambda made: made.usage.prompt_tokens == 3),
     "several prompts": (lambda site: complete(site, ["Once", "Twice"]), lambda made: len(made.choices) == 2),
     "response": (respond, lambda made: made.output_text),
+    "model": (lambda site: site.openai.models.retrieve("m"), lambda made: made.id == "m"),
     "transcription": (lambda site: upload(site, "m"), lambda made: made.text),
     "message": (lambda site: message(site, system="Be brief."), lambda made: made.stop_reason == "max_tokens"),
     "count of tokens": (
@@ -369,6 +370,7 @@ REFUSED: dict[str, tuple[Callable[[Site], Any], type[Exception]]] = {
     "unknown previous": (lambda site: respond(site, previous_response_id="resp_none"), openai.NotFoundError),
     "unknown response": (lambda site: site.openai.responses.retrieve("resp_none"), openai.NotFoundError),
     "nothing to embed": (lambda site: embed(site, input=[]), openai.BadRequestError),
+    "unknown model": (lambda site: site.openai.models.retrieve("other"), openai.NotFoundError),
     "upload, unknown model": (lambda site: upload(site, "other"), openai.NotFoundError),
     "message, unknown model": (lambda site: message(site, model="other"), anthropic.NotFoundError),
     "message, too long": (lambda site: message(site, max_tokens=100_000), anthropic.BadRequestError),

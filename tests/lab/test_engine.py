@@ -107,26 +107,20 @@ def test_engine_blocks_can_be_hit_after_their_step() -> None:
     assert second.hit_len == 0
 
 
-def test_engine_queues_while_batch_is_full() -> None:
-    model = engine(max_running=2)
-    for _ in range(3):
-        model.submit(SequenceRequest(prompt_len=4, output_len=2), 0.0)
+@pytest.mark.parametrize(
+    ("sizes", "prompt_len", "running"),
+    [({"max_running": 2}, 4, 2), ({"blocks": 8, "max_model_len": 32, "max_batched_tokens": 64}, 20, 1)],
+    ids=["batch", "KV blocks"],
+)
+def test_engine_queues_while_it_is_full(sizes: dict[str, int], prompt_len: int, running: int) -> None:
+    model = engine(**sizes)
+    for _ in range(running + 1):
+        model.submit(SequenceRequest(prompt_len=prompt_len, output_len=2), 0.0)
     model.start(0.0)
-    assert (len(model.running), len(model.waiting)) == (2, 1)
+    assert (len(model.running), len(model.waiting)) == (running, 1)
     model.finish(1.0)
     run(model, 1.0)
-    assert model.totals.generated == 6
-
-
-def test_engine_queues_while_kv_blocks_are_taken() -> None:
-    model = engine(blocks=8, max_model_len=32, max_batched_tokens=64)
-    for _ in range(2):
-        model.submit(SequenceRequest(prompt_len=20, output_len=2), 0.0)
-    model.start(0.0)
-    assert (len(model.running), len(model.waiting)) == (1, 1)
-    model.finish(1.0)
-    run(model, 1.0)
-    assert model.totals.generated == 4
+    assert model.totals.generated == 2 * (running + 1)
 
 
 def test_engine_preempts_last_admitted_when_decoding_needs_blocks() -> None:

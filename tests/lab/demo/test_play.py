@@ -119,30 +119,35 @@ def test_dialect_messages_changes_billing_header_and_moves_cache_marks() -> None
     assert marked == [[True], [False, False, True]]
 
 
-def test_dialect_chat_reads_reply_in_chunks() -> None:
+@pytest.mark.parametrize(
+    ("dialect", "pieces", "end"),
+    [
+        (
+            Chat(),
+            (
+                b'{"choices":[{"delta":{"role":"assistant","content":" one"}}]}',
+                b'{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}',
+            ),
+            b"[DONE]",
+        ),
+        (
+            Messages(),
+            (
+                b'{"type":"message_start","message":{}}',
+                b'{"type":"content_block_delta","delta":{"type":"text_delta","text":" one"}}',
+                b'{"type":"message_delta","usage":{"input_tokens":3,"cache_creation_input_tokens":2,"cache_read_input_tokens":4}}',
+            ),
+            b'{"type":"message_stop"}',
+        ),
+    ],
+    ids=["chat", "messages"],
+)
+def test_dialect_reads_reply_in_pieces(dialect: Dialect, pieces: tuple[bytes, ...], end: bytes) -> None:
     reply = Reply()
-    for data in (
-        b'{"choices":[{"delta":{"role":"assistant","content":""}}]}',
-        b'{"choices":[{"delta":{"content":" one"}}]}',
-        b'{"choices":[{"delta":{"content":" two"}}]}',
-        b'{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}',
-    ):
-        Chat().read(data, reply)
+    for data in pieces:
+        dialect.read(data, reply)
     assert not reply.is_complete
-    Chat().read(b"[DONE]", reply)
-    assert reply == Reply(["", " one", " two"], 9, 4, is_complete=True)
-
-
-def test_dialect_messages_reads_reply_in_events() -> None:
-    reply = Reply()
-    for data in (
-        b'{"type":"message_start","message":{}}',
-        b'{"type":"content_block_delta","delta":{"type":"text_delta","text":" one"}}',
-        b'{"type":"message_delta","usage":{"input_tokens":3,"cache_creation_input_tokens":2,"cache_read_input_tokens":4}}',
-    ):
-        Messages().read(data, reply)
-    assert not reply.is_complete
-    Messages().read(b'{"type":"message_stop"}', reply)
+    dialect.read(end, reply)
     assert reply == Reply([" one"], 9, 4, is_complete=True)
 
 
