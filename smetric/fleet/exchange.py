@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
@@ -132,46 +133,36 @@ class Exchanges:
                         log.exception("smetric.listener.failed", listener=name, kept_back=kept_back)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Attempt:
-    """Attempt to have one instance answer a request."""
+    """Attempt to have one instance answer a request.
 
-    __slots__ = (
-        "_exchange",
-        "ended_s",
-        "finish_reason",
-        "headers",
-        "number",
-        "path",
-        "record",
-        "resends",
-        "result",
-        "span",
-        "started",
-        "status",
-        "usage",
-    )
+    Args:
+        exchange: the request.
+        record: the decision for the instance.
+        path: of the request to the instance.
+        number: 1 for the first attempt of a request.
+    """
 
-    def __init__(self, exchange: Exchange, record: DecisionRecord, path: str, number: int) -> None:
-        self._exchange = exchange
-        self.record = record
-        self.path = path
-        #: 1 for the first attempt of a request.
-        self.number = number
-        #: Start, monotonic seconds.
-        self.started = time.perf_counter()
-        #: Trace headers to send.
-        self.headers: Headers = []
-        #: Number of times that the request was sent again to the same instance, on a new connection.
-        self.resends = 0
-        #: One of `names.RESULTS`, and the instance's status; empty and None until the attempt has ended.
-        self.result = ""
-        self.status: int | None = None
-        self.usage: Usage | None = None
-        self.finish_reason = ""
-        #: End, seconds after the arrival of the request.
-        self.ended_s = 0.0
-        #: Ids of the attempt's span; None unless it is recorded.
-        self.span: Any = None
+    exchange: Exchange
+    record: DecisionRecord
+    path: str
+    number: int
+    #: Start, monotonic seconds.
+    started: float = field(default_factory=time.perf_counter, init=False)
+    #: Trace headers to send.
+    headers: Headers = field(default_factory=list, init=False)
+    #: Number of times that the request was sent again to the same instance, on a new connection.
+    resends: int = field(default=0, init=False)
+    #: One of `names.RESULTS`, and the instance's status; empty and None until the attempt has ended.
+    result: str = field(default="", init=False)
+    status: int | None = field(default=None, init=False)
+    usage: Usage | None = field(default=None, init=False)
+    finish_reason: str = field(default="", init=False)
+    #: End, seconds after the arrival of the request.
+    ended_s: float = field(default=0.0, init=False)
+    #: Ids of the attempt's span; None unless it is recorded.
+    span: Any = field(default=None, init=False)
 
     def replacing(self, headers: Headers) -> Headers:
         """Return the client's *headers* with the trace headers in place of those of the same names."""
@@ -183,7 +174,7 @@ class Attempt:
     def first_output(self) -> float:
         """Note the first output of the answer; return the seconds since the attempt began."""
         now = time.perf_counter()
-        self._exchange.ttft_s = now - self._exchange.started
+        self.exchange.ttft_s = now - self.exchange.started
         self.record.ttfc_s = ttfc_s = now - self.started
         return ttfc_s
 
@@ -204,81 +195,59 @@ class Attempt:
         """
         if self.result:
             return
-        exchange = self._exchange
+        exchange = self.exchange
         self.result, self.status, self.usage, self.finish_reason = result, status, usage, finish_reason
         self.ended_s = exchange.elapsed_s()
         exchange.listeners.notify(exchange.listeners.attempt_ended, exchange, self)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Exchange:
-    """One request and its answer; the module docstring has the order of calls."""
+    """One request and its answer; the module docstring has the order of calls.
 
-    __slots__ = (
-        "_ended",
-        "arrival_ns",
-        "attempts",
-        "bytes_out",
-        "duration_s",
-        "error_type",
-        "exemplar",
-        "failed",
-        "gap_s",
-        "gave_up",
-        "is_routed",
-        "listeners",
-        "model",
-        "previous",
-        "record",
-        "route",
-        "scope",
-        "started",
-        "status",
-        "trace",
-        "trace_id",
-        "trusted",
-        "ttft_s",
-        "usage",
-    )
+    Args:
+        listeners: get its events.
+        scope: ASGI scope.
+        route: the matched route template.
+        trusted: the peer may continue its trace here.
+        is_routed: an instance is to answer the request.
+    """
 
-    def __init__(
-        self, listeners: Exchanges, scope: Mapping[str, Any], route: str, trusted: bool, is_routed: bool = True
-    ) -> None:
-        #: Arrival, Unix nanoseconds and monotonic seconds.
-        self.arrival_ns = time.time_ns()
-        self.started = time.perf_counter()
-        self.listeners = listeners
-        self.scope = scope
-        #: The matched route template.
-        self.route = route
-        self.trusted = trusted
-        self.is_routed = is_routed
-        #: The last decision, and the one before it.
-        self.record: DecisionRecord | None = None
-        self.previous: DecisionRecord | None = None
-        #: Bounded label of the model that was decided for.
-        self.model = ""
-        self.attempts: list[Attempt] = []
-        #: Why no other instance was tried: one of `names.NOT_RETRIED`, else empty.
-        self.gave_up = ""
-        #: Seconds from arrival to the first output of the answer.
-        self.ttft_s: float | None = None
-        #: 32 hex digits, empty without a trace.
-        self.trace_id = ""
-        #: Labels that lead from a metric to the recorded trace.
-        self.exemplar: dict[str, str] | None = None
-        #: Belongs to the listener that traces.
-        self.trace: Any = None
-        # The end; see `end`.
-        self._ended = False
-        self.status = 0
-        self.duration_s = 0.0
-        self.bytes_out = 0
-        self.usage: Usage | None = None
-        self.error_type = ""
-        #: The client got an error of ours or of the instance, or an answer that broke off.
-        self.failed = False
-        #: Mean seconds between two events of the stream; None with less than two events.
-        self.gap_s: float | None = None
+    listeners: Exchanges
+    scope: Mapping[str, Any]
+    route: str
+    trusted: bool
+    is_routed: bool = True
+    #: Arrival, Unix nanoseconds and monotonic seconds.
+    arrival_ns: int = field(default_factory=time.time_ns, init=False)
+    started: float = field(default_factory=time.perf_counter, init=False)
+    #: The last decision, and the one before it.
+    record: DecisionRecord | None = field(default=None, init=False)
+    previous: DecisionRecord | None = field(default=None, init=False)
+    #: Bounded label of the model that was decided for.
+    model: str = field(default="", init=False)
+    attempts: list[Attempt] = field(default_factory=list, init=False)
+    #: Why no other instance was tried: one of `names.NOT_RETRIED`, else empty.
+    gave_up: str = field(default="", init=False)
+    #: Seconds from arrival to the first output of the answer.
+    ttft_s: float | None = field(default=None, init=False)
+    #: 32 hex digits, empty without a trace.
+    trace_id: str = field(default="", init=False)
+    #: Labels that lead from a metric to the recorded trace.
+    exemplar: dict[str, str] | None = field(default=None, init=False)
+    #: Belongs to the listener that traces.
+    trace: Any = field(default=None, init=False)
+    # The end; see `end`.
+    _ended: bool = field(default=False, init=False)
+    status: int = field(default=0, init=False)
+    duration_s: float = field(default=0.0, init=False)
+    bytes_out: int = field(default=0, init=False)
+    usage: Usage | None = field(default=None, init=False)
+    error_type: str = field(default="", init=False)
+    #: The client got an error of ours or of the instance, or an answer that broke off.
+    failed: bool = field(default=False, init=False)
+    #: Mean seconds between two events of the stream; None with less than two events.
+    gap_s: float | None = field(default=None, init=False)
 
     def elapsed_s(self) -> float:
         """Return the seconds since arrival."""

@@ -94,6 +94,7 @@ _decode_counts = msgspec.json.Decoder(_Counts).decode
 _decode_object = msgspec.json.Decoder(_Object).decode
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AnswerObserver:
     """Observer of an answer as its bytes pass: its output, usage, response id and errors, and whether it is complete.
 
@@ -105,46 +106,32 @@ class AnswerObserver:
         is_stream: the answer is a stream of events; otherwise it is one object.
     """
 
-    __slots__ = (
-        "_api",
-        "_counts",
-        "_has_cr",
-        "_head",
-        "_rest",
-        "_usual",
-        "ended",
-        "events",
-        "finish_reason",
-        "has_error",
-        "has_output",
-        "is_refusal",
-        "is_stream",
-        "response_id",
-        "size",
-    )
+    api: Api
+    is_stream: bool
+    #: The last event has passed, to its end; True for an answer without one.
+    ended: bool = field(init=False)
+    #: Output has passed: the prompt is prefilled.
+    has_output: bool = field(default=False, init=False)
+    #: The engine reports an error in the answer, of whatever status; it refuses what the request asks for.
+    has_error: bool = field(default=False, init=False)
+    is_refusal: bool = field(default=False, init=False)
+    #: Finish reason, e.g. `stop`, `length`, `end_turn`, and id of a stored response; empty as long as none has passed.
+    finish_reason: str = field(default="", init=False)
+    response_id: str = field(default="", init=False)
+    #: Number of bytes passed, and of events from the first output on, without the last event of the stream.
+    size: int = field(default=0, init=False)
+    events: int = field(default=0, init=False)
+    #: The unfinished event, or the answer in one piece. If it is too long, only its end, and a part of its head.
+    _rest: bytes = field(default=b"", init=False)
+    _head: bytes = field(default=b"", init=False)
+    #: The last byte was a CR. An LF behind it belongs to the same line break.
+    _has_cr: bool = field(default=False, init=False)
+    #: How an event begins and ends that holds nothing but output, once one has passed; no event does before.
+    _usual: tuple[bytes, bytes] = field(default=(b"\n\n", b"\n\n"), init=False)
+    _counts: dict[str, Any] = field(default_factory=dict, init=False)
 
-    def __init__(self, api: Api, is_stream: bool) -> None:
-        self._api = api
-        self.is_stream = is_stream
-        #: The unfinished event, or the answer in one piece. If it is too long, only its end, and a part of its head.
-        self._rest = self._head = b""
-        #: The last byte was a CR. An LF behind it belongs to the same line break.
-        self._has_cr = False
-        #: How an event begins and ends that holds nothing but output, once one has passed; no event does before.
-        self._usual = (b"\n\n", b"\n\n")
-        self._counts: dict[str, Any] = {}
-        #: The last event has passed, to its end; True for an answer without one.
-        self.ended = not is_stream or api not in _LAST
-        #: Output has passed: the prompt is prefilled.
-        self.has_output = False
-        #: The engine reports an error in the answer, of whatever status; it refuses what the request asks for.
-        self.has_error = self.is_refusal = False
-        #: Finish reason, e.g. `stop`, `length`, `end_turn`; empty as long as none has passed.
-        self.finish_reason = ""
-        #: Id of a stored response; empty as long as none has passed.
-        self.response_id = ""
-        #: Number of bytes passed, and of events from the first output on, without the last event of the stream.
-        self.size = self.events = 0
+    def __post_init__(self) -> None:
+        self.ended = not self.is_stream or self.api not in _LAST
 
     def passed(self, piece: bytes) -> None:
         """Look at *piece*, which goes to the client."""
@@ -182,7 +169,7 @@ class AnswerObserver:
     @property
     def is_past_mark(self) -> bool:
         """The stream has a last event, and it has passed."""
-        return self.ended and self.is_stream and self._api in _LAST
+        return self.ended and self.is_stream and self.api in _LAST
 
     @property
     def is_within_event(self) -> bool:
@@ -199,7 +186,7 @@ class AnswerObserver:
         if "prompt_tokens" in counts:
             return Usage(counts["prompt_tokens"], counts.get("completion_tokens"), cached)
         prompt = counts.get("input_tokens")
-        if prompt is not None and self._api is Api.MESSAGES:
+        if prompt is not None and self.api is Api.MESSAGES:
             # Anthropic counts cached tokens beside `input_tokens`, OpenAI within them.
             prompt += (counts.get("cache_read_input_tokens") or 0) + (counts.get("cache_creation_input_tokens") or 0)
         return Usage(prompt, counts.get("output_tokens"), cached)
@@ -260,7 +247,7 @@ class AnswerObserver:
             self.is_refusal = _is_refusal(error if error else found)
         elif not (self.has_output or self.has_error):
             self.has_output = self._carries_output(kind, found)
-        if kind in _LAST.get(self._api, ()):
+        if kind in _LAST.get(self.api, ()):
             self.ended = True
         elif self.is_stream and self.has_output:
             self.events += 1
@@ -277,7 +264,7 @@ class AnswerObserver:
 
     def _note_names(self, text: bytes) -> None:
         """Note the response id and the finish reason in *text*."""
-        api = self._api
+        api = self.api
         if api in (Api.RESPONSES, Api.OTHER) and not self.response_id and (found := _RESPONSE_ID.search(text)):
             self.response_id = found[1].decode("ascii", "replace")
         key, pattern = _REASONS.get(api, _REASON)
@@ -295,7 +282,7 @@ class AnswerObserver:
 
     def _bounds(self, text: bytes, kind: str) -> tuple[bytes, bytes]:
         """Return how events begin and end that hold nothing but output, as *text* does, which is of type *kind*."""
-        if self._api in _WITHOUT_OUTPUT:
+        if self.api in _WITHOUT_OUTPUT:
             at = text.find(kind.encode()) + len(kind)
             if kind.endswith("delta") and kind != "message_delta" and len(kind) <= at <= 100:
                 return text[:at], b"\n\n"
@@ -308,7 +295,7 @@ class AnswerObserver:
 
     def _carries_output(self, kind: str, found: _Object | None) -> bool:
         """Return whether an event of type *kind* shows that the prompt is prefilled. One of an unknown shape does."""
-        if (without := _WITHOUT_OUTPUT.get(self._api)) is not None:
+        if (without := _WITHOUT_OUTPUT.get(self.api)) is not None:
             return without.fullmatch(kind) is None
         choices = found.choices if found is not None else None
         return not isinstance(choices, list) or any(map(_has_output, choices))

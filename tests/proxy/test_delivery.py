@@ -305,23 +305,24 @@ def test_observer_finds_the_finish_reason_behind_output(reason: bytes) -> None:
     assert observed(Api.CHAT, b'{"choices":[{%b}]}' % reason, 7, is_stream=False).finish_reason == "abort"
 
 
-@pytest.mark.parametrize("count", ["-5", "2147483648", "1" + "0" * 30])
-def test_observer_rejects_impossible_token_counts(count: str) -> None:
-    for usage in (
-        '{"prompt_tokens":%s,"completion_tokens":1}',
-        '{"prompt_tokens":1,"completion_tokens":%s}',
-        '{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":%s}}',
-        '{"input_tokens":1,"output_tokens":1,"cache_read_input_tokens":%s}',
-    ):
-        body = ('{"usage":' + usage % count + "}").encode()
-        assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
+IMPOSSIBLE = ("-5", "2147483648", "1" + "0" * 30)
+USAGES = (
+    '{"prompt_tokens":%s,"completion_tokens":1}',
+    '{"prompt_tokens":1,"completion_tokens":%s}',
+    '{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":%s}}',
+    '{"input_tokens":1,"output_tokens":1,"cache_read_input_tokens":%s}',
+)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [*(usage % count for usage in USAGES for count in IMPOSSIBLE), "", '{"prompt_tokens":"x"}', "null", '{"prompt_tok'],
+)
+def test_observer_rejects_impossible_and_broken_usage(usage: str) -> None:
+    body = '{"usage":' + usage + "}"
+    assert observed(Api.CHAT, body.encode(), 100, is_stream=False).usage() is None
 
 
 def test_observer_prefers_the_usage_of_the_answer_itself() -> None:
     body = b'{"usage":{"prompt_tokens":5,"completion_tokens":2},"metadata":{"usage":{"prompt_tokens":1}}}'
     assert observed(Api.CHAT, body, 20, is_stream=False).usage() == Usage(5, 2, None)
-
-
-def test_observer_rejects_broken_usage() -> None:
-    for body in (b'{"usage":', b'{"usage":{"prompt_tokens":"x"}}', b'{"usage":null}', b"", b'{"usage":{"prompt_tok'):
-        assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
