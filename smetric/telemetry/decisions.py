@@ -65,21 +65,27 @@ class DecisionLog(Listener):
 
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
         """Keep *record*, and let the oldest go."""
-        records, size = self._records, 0
-        if record.decision is not None:
-            size = _size(record.decision.snapshot, 2)
-            for beside, _ in record.beside:
-                size += _size(beside)
+        records, size, decision = self._records, 0, record.decision
+        if decision is not None:
+            snapshot = decision.snapshot
+            size = _CELL * (len(snapshot.columns) + 2) * len(snapshot.ids)
             record.at_hand = self._at_hand
-            if self._is_new and self._at_hand is not None:  # later records share it
-                self._is_new = False
-                size += _size(self._at_hand)
+            if self._is_new or record.beside:  # later records share the sample
+                size += self._size_of_others(record)
         records.append(record)
         self._sizes.append(size)
         self._size += size
         while len(records) > self._kept or (self._size > self._max_tables and len(records) > 1):
             records.popleft()
             self._size -= self._sizes.popleft()
+
+    def _size_of_others(self, record: DecisionRecord) -> int:
+        """Return the bytes of what else *record* refers to: what was read beside, and a sample that no other one has."""
+        others = [beside for beside, _ in record.beside]
+        if self._is_new and record.at_hand is not None:
+            others.append(record.at_hand)
+        self._is_new = False
+        return sum(_CELL * len(one.columns) * len(one.ids) for one in others)
 
     def get(self, id: str) -> DecisionRecord | None:
         """Return the decision with this *id*, or None."""
@@ -88,11 +94,6 @@ class DecisionLog(Listener):
     def recent(self, limit: int) -> list[DecisionRecord]:
         """Return at most *limit* decisions, newest first."""
         return list(islice(reversed(self._records), max(limit, 0)))
-
-
-def _size(snapshot: Snapshot, more: int = 0) -> int:
-    """Return the bytes of *snapshot* by a rough count, with *more* columns."""
-    return _CELL * (len(snapshot.columns) + more) * len(snapshot.ids)
 
 
 class AtHand:
