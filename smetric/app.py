@@ -142,7 +142,7 @@ class Application:
             decisions=DecisionLog(),
             outcomes=Outcomes(self.metrics.registry, level, self.sources.prefill_times.of, self.fleet.get),
             models=ModelLabels(self._models),
-            instances=lambda: self.fleet.instances,
+            instances=partial(getattr, self.fleet, "instances"),
             others=[
                 one
                 for one in (

@@ -80,7 +80,7 @@ class DecisionLog(Listener):
             self._size -= self._sizes.popleft()
 
     def _size_of_others(self, record: DecisionRecord) -> int:
-        """Return the bytes of what else *record* refers to: what was read beside, and a sample that no other one has."""
+        """Return the bytes of what else *record* refers to: what was read beside, and a sample of its own."""
         others = [beside for beside, _ in record.beside]
         if self._is_new and record.at_hand is not None:
             others.append(record.at_hand)

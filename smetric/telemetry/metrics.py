@@ -417,18 +417,26 @@ class ModelLabels:
     """Labels of models: only names that this router serves, so that clients cannot make up series.
 
     Args:
-        served: the names that instances serve, and aliases; called for each name not seen before.
+        served: the names that instances serve, and aliases; called for a name not seen before, at most once a second.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, served: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, served: Callable[[], Iterable[str]], clock: Callable[[], float] = time.monotonic) -> None:
         self._served = served
+        self._clock = clock
         self._known: set[str] = set()
+        #: What *served* returned, and until when it counts.
+        self._names: frozenset[str] = frozenset()
+        self._until = -math.inf
 
     def of(self, model: str) -> str:
         """Return *model* if it is served here, else `other`; empty stays empty."""
         if model in self._known or not model:
             return model
-        if len(self._known) < MAX_MODELS and model in self._served():
+        now = self._clock()
+        if now >= self._until:
+            self._names, self._until = frozenset(self._served()), now + 1.0
+        if len(self._known) < MAX_MODELS and model in self._names:
             self._known.add(model)
             return model
         return OTHER

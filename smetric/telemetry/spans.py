@@ -547,13 +547,13 @@ def of_attempt(attempt: Attempt, method: str, route: str) -> tuple[dict[str, Any
     record, status, usage = attempt.record, attempt.status, attempt.usage or Usage()
     request, instance = record.request, record.instance
     assert instance is not None
-    parts = urlsplit(instance.url)
+    parts, path, model = urlsplit(instance.url), safe(attempt.path), safe(request.model)
     failed = attempt.result not in (names.OK, names.ABORTED) or (status is not None and status >= 400)
     about: dict[str, Any] = {
         names.HTTP_METHOD: _method(method),
         names.HTTP_STATUS: status,
         names.HTTP_RESEND: attempt.number - 1 or None,
-        names.URL_FULL: instance.url + safe(attempt.path),
+        names.URL_FULL: instance.url + path,
         names.SERVER_ADDRESS: parts.hostname or "",
         names.SERVER_PORT: port_of(parts),
         names.INSTANCE_ID: instance.id,
@@ -565,7 +565,7 @@ def of_attempt(attempt: Attempt, method: str, route: str) -> tuple[dict[str, Any
         names.ACTUAL_HIT_TOKENS: usage.cached_tokens,
         names.GEN_AI_OPERATION: operation_of(request, route),
         names.GEN_AI_PROVIDER: "vllm",
-        names.GEN_AI_MODEL: safe(request.model),
+        names.GEN_AI_MODEL: model,
         names.GEN_AI_STREAM: request.stream,
         names.GEN_AI_TTFC: record.ttfc_s,
         names.GEN_AI_FINISH: [attempt.finish_reason] if attempt.finish_reason else None,
@@ -644,29 +644,36 @@ def of_decision(
 
 def _of_outcome(decision: Decision) -> dict[str, Any]:
     """Return the rule that fired, what filters and guards left of the candidates, and the score."""
-    ids, score, chosen = decision.snapshot.ids, decision.score, decision.index
-    traces, cursors = decision.guards, decision.cursors
+    count, chosen, score = len(decision.snapshot.ids), decision.index, decision.score
+    rule, traces, cursors = decision.rule, decision.guards, decision.cursors
+    tied = decision.tied if chosen >= 0 else None
     failed = [label for _, guards in traces for label, held in guards if held is False]
-    shown = " ".join(f"{pick}={instance}" for pick, instance in cursors.items())
+    advanced = " ".join(f"{pick}={instance}" for pick, instance in cursors.items())
     about: dict[str, Any] = {
-        names.RULE: decision.rule,
+        names.RULE: rule,
         names.SEED: decision.seed,
-        names.ELIGIBLE: len(ids),
-        names.FILTERED: len(ids) - len(decision.survivors[-1]) if decision.survivors else None,
+        names.ELIGIBLE: count,
+        names.FILTERED: count - len(decision.survivors[-1]) if decision.survivors else None,
         names.GUARD_FAILED: ", ".join(failed)[:CLIENT_TEXT_MAX] or None,
-        names.CURSOR: shown[:CLIENT_TEXT_MAX] or None,
-        names.TIED: decision.tied if chosen >= 0 else None,
+        names.CURSOR: advanced[:CLIENT_TEXT_MAX] or None,
+        names.TIED: tied,
     }
-    if chosen >= 0 and score is not None:
-        is_lowest, second = decision.direction != "max", decision.runner_up_index
-        values = list(map(score.__getitem__, decision.candidates))
-        about[names.SCORE_CHOSEN] = float(score[chosen])
-        about[names.SCORE_DIRECTION] = "min" if is_lowest else "max"
-        about[names.SCORE_WORST] = float(max(values) if is_lowest else min(values))
-        if second is not None:
-            about[names.RUNNER_UP] = ids[second]
-            about[names.SCORE_RUNNER_UP] = float(score[second])
-            about[names.SCORE_MARGIN] = float(abs(score[second] - score[chosen]))
+    return about | _of_score(decision, score) if chosen >= 0 and score is not None else about
+
+
+def _of_score(decision: Decision, score: Sequence[float]) -> dict[str, Any]:
+    """Return the score of the chosen instance, and how the others compare with it."""
+    direction, second, candidates = decision.direction, decision.runner_up_index, decision.candidates
+    is_lowest, mine, values = direction != "max", score[decision.index], list(map(score.__getitem__, candidates))
+    about: dict[str, Any] = {
+        names.SCORE_CHOSEN: float(mine),
+        names.SCORE_DIRECTION: "min" if is_lowest else "max",
+        names.SCORE_WORST: float(max(values) if is_lowest else min(values)),
+    }
+    if second is not None:
+        about[names.RUNNER_UP] = decision.snapshot.ids[second]
+        about[names.SCORE_RUNNER_UP] = float(score[second])
+        about[names.SCORE_MARGIN] = float(abs(score[second] - mine))
     return about
 
 

@@ -42,6 +42,7 @@ from smetric.telemetry.metrics import (
     loop_counter,
     loop_histogram,
 )
+from tests.clock import Clock
 from tests.fakes import exchange_of
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
 
@@ -102,6 +103,17 @@ def test_model_labels_are_served_names_and_bounded() -> None:
     assert labels.of("evil\n") == "other"
     assert labels.of("") == ""
     assert len({labels.of(name) for name in served}) == MAX_MODELS + 1
+
+
+def test_model_labels_ask_for_served_names_once_a_second() -> None:
+    served, asked, clock = ["a"], [], Clock()
+    labels = ModelLabels(lambda: asked.append(clock.now) or served, clock)  # type: ignore[func-returns-value]
+    assert [labels.of(name) for name in ("a", "b", "b")] == ["a", "other", "other"]
+    served.append("b")
+    assert labels.of("b") == "other"
+    clock.now += 1.0
+    assert labels.of("b") == "b"
+    assert len(asked) == 2
 
 
 def add(series: Any, amount: float = 1) -> None:
