@@ -86,12 +86,13 @@ async def test_begin_without_a_piece_sends_the_head() -> None:
     assert connection.writes[1:] == [b"1\r\na\r\n", b"0\r\n\r\n"]
 
 
-async def test_response_to_head_has_no_body() -> None:
-    connection = Connection()
-    transaction = asked(connection, "HEAD")
-    transaction.end_body()
-    transaction.begin(200, [(b"content-length", b"3")], b"abc", is_last=True)
-    assert connection.writes == [HEAD % 3]
+async def test_response_to_head_has_no_body_and_no_framing_of_its_own() -> None:
+    for fields, expected in (([(b"content-length", b"3")], HEAD % 3), ([], b"HTTP/1.1 200 OK\r\n\r\n")):
+        connection = Connection()
+        transaction = asked(connection, "HEAD")
+        transaction.end_body()
+        transaction.begin(200, fields, b"abc", is_last=True)
+        assert connection.writes == [expected]
 
 
 async def test_transaction_writes_nothing_after_a_disconnect() -> None:

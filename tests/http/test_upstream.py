@@ -7,9 +7,10 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -83,6 +84,20 @@ async def client_of(script: Script, ages: Ages | None = None) -> AsyncIterator[C
     finally:
         await upstream.close()
         await engine.stop()
+
+
+@asynccontextmanager
+async def client_before(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> AsyncIterator[Client]:
+    """A client of an engine on raw streams."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    engine = FakeEngine()
+    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    upstream = Upstream()
+    try:
+        yield Client(engine, upstream)
+    finally:
+        await upstream.close()
+        server.close()
 
 
 def saying(raw: bytes, *more: bytes) -> Script:
@@ -411,16 +426,10 @@ async def test_refusal_during_the_upload_is_delivered(how: str) -> None:
         ended.append(how)
 
     ended: list[str] = []
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    engine = FakeEngine()
-    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    upstream = Upstream()
-    client = Client(engine, upstream)
-    for _ in range(20):
-        assert await client.ask(body=b"x" * 20_000_000) == (413, b"too large")
-    await upstream.close()
+    async with client_before(serve) as client:
+        for _ in range(20):
+            assert await client.ask(body=b"x" * 20_000_000) == (413, b"too large")
     await until(lambda: len(ended) == 20)
-    server.close()
 
 
 #: Server of twenty connections in a process of its own, which answers while the router is still writing.
@@ -464,18 +473,12 @@ async def test_response_ends_with_its_side_of_the_connection_during_the_upload(s
         await asyncio.wait_for(left.wait(), 10)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    engine = FakeEngine()
-    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    upstream = Upstream()
-    try:
-        async with asyncio.timeout(5):
-            assert await Client(engine, upstream).ask(body=b"x" * 20_000_000) == (status, b"early")
-    finally:
-        left.set()
-        await upstream.close()
-        server.close()
-        await server.wait_closed()
+    async with client_before(serve) as client:
+        try:
+            async with asyncio.timeout(5):
+                assert await client.ask(body=b"x" * 20_000_000) == (status, b"early")
+        finally:
+            left.set()
 
 
 async def test_cancelled_request_closes_its_connection() -> None:
@@ -692,14 +695,10 @@ async def test_connection_of_a_refused_upload_is_not_used_again() -> None:
         received.append(size)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    engine = FakeEngine()
-    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    client = Client(engine, Upstream())
-    for number in range(1, 4):
-        assert await client.ask(body=b"x" * 20_000_000) == (413, b"no")
-        await until(lambda n=number: len(received) == n)  # type: ignore[misc]
-    server.close()
+    async with client_before(serve) as client:
+        for number in range(1, 4):
+            assert await client.ask(body=b"x" * 20_000_000) == (413, b"no")
+            await until(lambda n=number: len(received) == n)  # type: ignore[misc]
     assert max(received) < 20_000_000
 
 
