@@ -23,13 +23,14 @@ from smetric.errors import HttpError, RequestError
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import (
     BODY_FIELDS,
+    NO_WEBSOCKET,
     HttpLimits,
     drop_authority,
     explain,
     has_body,
     inspect_head,
-    inspect_protocol,
     refusal,
+    wants_websocket,
 )
 from smetric.http.transaction import ENDED, STARTED, WAITING, Timer, Transaction, Watchdog
 
@@ -313,8 +314,9 @@ class Connection(asyncio.Protocol):
         scope["headers"] = headers
         if raw_path[:1] != b"/":
             drop_authority(scope)
-        problem = inspect_protocol(scope) if version == "0.9" or parser.should_upgrade() else None
-        if problem is None:
+        if parser.should_upgrade() and wants_websocket(headers):
+            problem: HttpError | None = NO_WEBSOCKET
+        else:
             problem = inspect_head(scope, self.limits, self._received)
         if problem is not None:
             self.refuse(problem, scope)

@@ -92,6 +92,8 @@ def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> Htt
     """
     version: str = scope["http_version"]
     if version not in ("1.1", "1.0"):
+        if version == "0.9":
+            return RequestError("the request line lacks its HTTP version")
         return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
     if scope["method"] not in METHODS:
         return RequestError("this method is not served here", status=405, kind="method_not_allowed")
@@ -175,13 +177,9 @@ def explain(error: httptools.HttpParserError) -> RequestError:
     return RequestError("the request is not well-formed HTTP/1.1")
 
 
-def inspect_protocol(scope: Scope) -> HttpError | None:
-    """Return the reason to refuse a request of another protocol, or None."""
-    if scope["http_version"] == "0.9":
-        return RequestError("the request line lacks its HTTP version")
-    if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
-        return NO_WEBSOCKET
-    return None
+def wants_websocket(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether the fields of an upgrade name WebSocket."""
+    return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
 
 
 def error_fields(problem: HttpError) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ import pytest
 
 from smetric.config.settings import LimitSettings
 from smetric.http import listener
-from tests.fakes import Call, FakeEngine, RawClient, delta, fetch, hang, request, until
+from tests.fakes import Call, FakeEngine, RawClient, Script, delta, fetch, hang, request, until
 from tests.faults.harness import Running, Tell, chat, running
 from tests.faults.process import process
 
@@ -52,19 +52,25 @@ def check_delays(delays: list[float]) -> str:
     return f"p99 {1000 * quantiles(delays, n=100)[98]:.1f} ms"
 
 
-@pytest.mark.parametrize("how", ["FIN", "RST"])
-async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, record_property: Tell) -> None:
-    async with running(FakeEngine(), script=endless) as router:
+async def check_departures(how: str, script: Script, *, stream: bool, after_first_byte: bool, count: int) -> str:
+    """Have *count* clients leave, one after the other; each must abort its request in the engine and be counted."""
+    async with running(FakeEngine(), script=script) as router:
         engine = router.engines[0]
         left_at = []
-        for _ in range(DEPARTURES):
-            await leave(router, how, stream=True, after_first_byte=True)
+        for _ in range(count):
+            await leave(router, how, stream=stream, after_first_byte=after_first_byte)
             left_at.append(asyncio.get_running_loop().time())
-        await until(lambda: len(engine.aborted) == DEPARTURES)
-        record_property("F4 in a stream", f"{check_delays(delays(engine, left_at))}, {how}, in a stream")
+        await until(lambda: len(engine.aborted) == count)
         await until(lambda: router.counted() == (0, 0, 0))
-        await until(lambda: sum(line["status"] == 499 for line in router.lines("request")) == DEPARTURES)
+        await until(lambda: sum(line["status"] == 499 for line in router.lines("request")) == count)
         assert router.instance_of(engine).healthy
+        return check_delays(delays(engine, left_at))
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, record_property: Tell) -> None:
+    told = await check_departures(how, endless, stream=True, after_first_byte=True, count=DEPARTURES)
+    record_property("F4 in a stream", f"{told}, {how}, in a stream")
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
@@ -72,17 +78,8 @@ async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, r
 async def test_b2_disconnect_during_prefill_aborts_it_in_the_engine(
     how: str, stream: bool, record_property: Tell
 ) -> None:
-    async with running(FakeEngine(), script=hang) as router:
-        engine = router.engines[0]
-        left_at = []
-        for _ in range(DEPARTURES // 2):
-            await leave(router, how, stream=stream, after_first_byte=False)
-            left_at.append(asyncio.get_running_loop().time())
-        await until(lambda: len(engine.aborted) == DEPARTURES // 2)
-        told = check_delays(delays(engine, left_at))
-        record_property("F4", f"{told}, {how}, in prefill, {'' if stream else 'not '}streaming")
-        await until(lambda: router.counted() == (0, 0, 0))
-        await until(lambda: sum(line["status"] == 499 for line in router.lines("request")) == DEPARTURES // 2)
+    told = await check_departures(how, hang, stream=stream, after_first_byte=False, count=DEPARTURES // 2)
+    record_property("F4", f"{told}, {how}, in prefill, {'' if stream else 'not '}streaming")
 
 
 async def test_b2_disconnect_between_head_and_body_aborts_the_answer() -> None:

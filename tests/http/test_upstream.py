@@ -143,12 +143,6 @@ async def test_upstream_response_head_is_as_received() -> None:
         assert await rest(answer) == b"\x1f\x8b"
 
 
-async def test_upstream_connection_serves_many_requests() -> None:
-    async with client_of(saying(WHOLE)) as client:
-        assert [await client.ask() for _ in range(20)] == [(200, b"ok")] * 20
-        assert client.engine.connections == 1
-
-
 @pytest.mark.parametrize("status", [204, 304])
 async def test_upstream_response_without_body_by_its_status_ends_with_its_head(status: int) -> None:
     async with client_of(saying(head(status, (b"etag", b'"x"')))) as client:
