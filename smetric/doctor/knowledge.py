@@ -312,7 +312,7 @@ def _tolerance(site: Site, engine: ExaminedEngine, model: str, source: str) -> f
     """Return by how many tokens a prediction may differ: a block of the source, and one of the engine."""
     block = engine.block_size or site.settings.block_size
     if source in (PrefixIndex.name, PrefixPart.name):
-        return block + BLOCK_BYTES / site.router.tokens.of(model)
+        return block + BLOCK_BYTES / site.router.tokens[model]
     if source == TokenPrefixIndex.name:
         return max(block, site.settings.block_size)
     return block + (site.settings.lmcache.chunk_size if source.startswith("lmcache:") else 0)

@@ -27,6 +27,8 @@ Piece = bytes | memoryview
 BLOCK_BYTES = 1024
 #: Most bytes hashed at once, in whole blocks; larger pieces are not copied.
 CHUNK_BYTES = 64 * 1024
+#: Added to a number of tokens before it is cut: the ratio may be a quotient, and whole numbers survive the division.
+ROUNDING = 1e-6
 #: Rendered bytes of an image: 1,024 tokens at the initial ratio. It consists of several equal pieces.
 IMAGE_BYTES = 4096
 IMAGE_PIECES = 16
@@ -393,23 +395,17 @@ class Prompt:
         #: Rendered bytes.
         self.size = self._known_blocks * BLOCK_BYTES + sum(map(len, pieces)) if size is None else size
         #: Tokens, at least 1.
-        self.length = self.tokens(self.size) or 1
+        self.length = int(self.size / bytes_per_token + ROUNDING) or 1
 
     def tokens(self, rendered_bytes: int) -> int:
         """Return how many whole tokens *rendered_bytes* of this prompt are."""
-        # The ratio may itself be a quotient, by which a whole number of tokens must survive the division.
-        return int(rendered_bytes / self.bytes_per_token + 1e-6)
-
-    def tokens_within(self, rendered_bytes: int) -> int:
-        """Return the same, at most the whole prompt."""
-        tokens = int(rendered_bytes / self.bytes_per_token + 1e-6)
-        return tokens if tokens < self.length else self.length
+        return int(rendered_bytes / self.bytes_per_token + ROUNDING)
 
     def whole_blocks(self, rendered_bytes: int, block_size: int) -> int:
         """Return how many tokens *rendered_bytes* are, floored to blocks of *block_size* tokens."""
         if not rendered_bytes:
             return 0
-        tokens = self.tokens_within(rendered_bytes)
+        tokens = min(int(rendered_bytes / self.bytes_per_token + ROUNDING), self.length)
         return tokens - tokens % block_size
 
     def count(self, tokens: int) -> None:

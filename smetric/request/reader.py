@@ -252,14 +252,12 @@ def _read_body(
     key = served.encode() + b"\0" + salt
     prompts = 1
     if api is Api.COMPLETIONS:
-        prompts = _read_prompts(request, found.get("prompt"), ratio.of(served), key, screened.is_plain)
+        prompts = _read_prompts(request, found.get("prompt"), ratio[served], key, screened.is_plain)
     else:
         if not _TEMPLATE_FIELDS.isdisjoint(found):
             given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in sorted(_TEMPLATE_FIELDS & found.keys())]
             request.template_args = b",".join(given)
-        request.prompt = prompt = _conversation_prompt(
-            request, text, found, screened, key, entry, brief, ratio.of(served)
-        )
+        request.prompt = prompt = _conversation_prompt(request, text, found, screened, key, entry, brief, ratio[served])
         request.prompt_len = prompt.length
         request.est_hit = prompt.whole_blocks(prompt.history_bytes, settings.block_size)
     if prompts * copies != 1:

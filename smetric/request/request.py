@@ -177,20 +177,20 @@ class InferenceRequest(Struct, kw_only=True):
         self.template_args = b""
 
 
-class TokenRatio:
-    """Bytes of rendered prompt per token without a tokenizer: one moving average per model, learned from engines.
+class TokenRatio(dict[str, float]):
+    """Bytes of rendered prompt per token without a tokenizer, by model: moving averages learned from engines.
 
-    Prompt length, expected hit and hit length use the same ratio, so shares are right even if counts are not.
+    A model of which nothing is learned has `INITIAL`. Prompt length, expected hit and hit length use the same ratio, so
+    shares are right even if counts are not.
     """
 
     def __init__(self) -> None:
-        #: Ratio and number of samples by model, the one that learned least recently first.
-        self._learned: dict[str, tuple[float, int]] = {}
+        super().__init__()
+        #: Number of samples by model, the one that learned least recently first.
+        self._samples: dict[str, int] = {}
 
-    def of(self, model: str) -> float:
-        """Return bytes per token of *model*; `INITIAL` while nothing is learned."""
-        learned = self._learned.get(model)
-        return INITIAL if learned is None else learned[0]
+    def __missing__(self, model: str) -> float:
+        return INITIAL
 
     def learn(self, model: str, rendered_bytes: int, prompt_tokens: int) -> None:
         """Learn from an engine's own count.
@@ -206,9 +206,10 @@ class TokenRatio:
         if prompt_tokens < MIN_TOKENS or rendered_bytes <= 0:
             return
         sample = min(max(rendered_bytes / prompt_tokens, LEAST), MOST)
-        ratio, samples = self._learned.pop(model, (sample, 0))
+        ratio, samples = self.get(model, sample), self._samples.pop(model, 0)
         sample = min(max(sample, ratio / CLIP), ratio * CLIP)
-        ratio += (sample - ratio) * (WEIGHT if samples >= MANY else 1 / (samples + 1))
-        self._learned[model] = ratio, samples + 1
-        if len(self._learned) > MAX_MODELS:
-            del self._learned[next(iter(self._learned))]
+        self[model] = ratio + (sample - ratio) * (WEIGHT if samples >= MANY else 1 / (samples + 1))
+        self._samples[model] = samples + 1
+        if len(self) > MAX_MODELS:
+            stalest = next(iter(self._samples))
+            del self._samples[stalest], self[stalest]

@@ -46,15 +46,15 @@ def test_request_let_go_keeps_no_text() -> None:
 
 
 def test_token_ratio_starts_at_four_bytes() -> None:
-    assert TokenRatio().of("m") == INITIAL == 4.0
+    assert TokenRatio()["m"] == INITIAL == 4.0
 
 
 def test_token_ratio_learns_per_model() -> None:
     ratio = TokenRatio()
     for size in range(1000, 3000, 100):
         ratio.learn("m", size * 3, size)
-    assert abs(ratio.of("m") - 3.0) < 0.01
-    assert ratio.of("other") == INITIAL
+    assert abs(ratio["m"] - 3.0) < 0.01
+    assert ratio["other"] == INITIAL
 
 
 def test_token_ratio_clips_absurd_report() -> None:
@@ -62,7 +62,7 @@ def test_token_ratio_clips_absurd_report() -> None:
     for _ in range(50):
         ratio.learn("m", 3500, 1000)
     ratio.learn("m", 3500, 1_000_000)
-    assert 3.5 * 0.95 < ratio.of("m") <= 3.5
+    assert 3.5 * 0.95 < ratio["m"] <= 3.5
 
 
 def test_token_ratio_ignores_short_prompts() -> None:
@@ -70,7 +70,7 @@ def test_token_ratio_ignores_short_prompts() -> None:
     ratio.learn("m", 20, 30)
     ratio.learn("m", 0, 1000)
     ratio.learn("m", 1000, 0)
-    assert ratio.of("m") == INITIAL
+    assert ratio["m"] == INITIAL
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9))))
@@ -78,7 +78,7 @@ def test_token_ratio_stays_in_bounds(reports: list[tuple[int, int]]) -> None:
     ratio = TokenRatio()
     for size, tokens in reports:
         ratio.learn("m", size, tokens)
-    assert LEAST <= ratio.of("m") <= MOST
+    assert LEAST <= ratio["m"] <= MOST
 
 
 def test_token_ratio_bounds_models_and_evicts_stalest() -> None:
@@ -87,5 +87,5 @@ def test_token_ratio_bounds_models_and_evicts_stalest() -> None:
         ratio.learn(f"m{i}", 3000, 1000)
     ratio.learn("m0", 3000, 1000)
     ratio.learn("new", 3000, 1000)
-    assert ratio.of("m0") == ratio.of("new") == 3.0
-    assert ratio.of("m1") == INITIAL
+    assert ratio["m0"] == ratio["new"] == 3.0
+    assert ratio["m1"] == INITIAL

@@ -19,7 +19,7 @@ import xxhash
 
 from smetric.fleet.fleet import Candidates, Measured
 from smetric.fleet.instance import Instance
-from smetric.request.prompt import BLOCK_BYTES, BlockKeys, Prompt
+from smetric.request.prompt import BLOCK_BYTES, ROUNDING, BlockKeys, Prompt
 from smetric.request.request import INITIAL, InferenceRequest, Usage
 from smetric.sources.prefix_index.block_table import BlockTable
 from smetric.sources.prefix_index.persistence import IndexImage, InstanceImage, pack
@@ -78,7 +78,8 @@ class Cut:
 
     def tokens(self, units: int) -> int:
         """Return the tokens that can hit if the leading *units* are held."""
-        return self._prompt.tokens_within(units)
+        tokens = int(units / self._prompt.bytes_per_token + ROUNDING)
+        return tokens if tokens < self._prompt.length else self._prompt.length
 
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
         """Return the units held by a holder of the leading *depth* blocks, including a reply that follows them.
