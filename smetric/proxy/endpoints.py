@@ -29,7 +29,7 @@ from smetric.errors import UNREADABLE, HttpError, NoCandidate, RequestError, unk
 from smetric.fleet.exchange import Exchanges
 from smetric.fleet.instance import Instance
 from smetric.http.answer import AnswerBroken, UpstreamFailed
-from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, first, request_headers
+from smetric.http.headers import VIA, App, Headers, Receive, Scope, Send, first, request_headers
 from smetric.http.limits import TOO_SLOW
 from smetric.http.transaction import ClientGone
 from smetric.proxy.admission import Admission, Permit
@@ -305,33 +305,23 @@ class Models:
         """Answer with all cards, every field as it came, or with that of one model."""
         exchange = self._exchanges.begin(scope, "/v1/models", trusted=False, is_routed=False)
         status, bytes_out = 500, 0
-
-        async def counted(message: Message) -> None:
-            nonlocal status, bytes_out
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif scope["method"] != "HEAD":
-                bytes_out += len(message.get("body", b""))
-            await send(message)
-
-        try:
-            await self._answer(scope, counted)
-        finally:
-            exchange.end(status, bytes_out=bytes_out, error_type=str(status) if status >= 500 else "")
-
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        name = scope.get("path_params", {}).get("id")
         try:
             cards = await self._cards(request_headers(scope["headers"], self._context.id))
+            name = scope.get("path_params", {}).get("id")
             if name is not None and name not in cards:
                 raise unknown_model(name)
+            body = msgspec.json.encode(
+                {"object": "list", "data": list(cards.values())} if name is None else cards[name]
+            )
+            status, bytes_out = 200, len(body) if scope["method"] != "HEAD" else 0
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
         except HttpError as error:
+            status = error.status
             await send_error(send, scope["path"], error)
-            return
-        body = msgspec.json.encode(cards[name] if name else {"object": "list", "data": list(cards.values())})
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            exchange.end(status, bytes_out=bytes_out, error_type=str(status) if status >= 500 else "")
 
     async def _cards(self, headers: Headers) -> dict[str, Card]:
         """Return one card for each name; *headers* are those that would go to an instance with the client's request.
@@ -355,7 +345,8 @@ class Models:
             raise NoCandidate("no instance answers with its models")
         merged: dict[str, Card] = {}
         for cards in lists:
-            merged = {**merged, **{name: card for name, card in cards.items() if name not in merged}}
+            for name, card in cards.items():
+                merged.setdefault(name, card)
         for alias, model in self._aliases.items():
             if model in merged and alias not in merged:
                 merged[alias] = {**merged[model], "id": alias, "parent": model}

@@ -40,52 +40,34 @@ def text(conversation: Conversation) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("messages", "turn", "history"),
+    ("messages", "turn", "question", "history"),
     [
-        ([USER], 0, []),
-        ([], 0, []),
-        ([SYSTEM, {"role": "developer", "content": "more"}, USER, USER], 0, []),
-        ([USER, ASSISTANT, USER], 1, [USER, ASSISTANT]),
-        ([SYSTEM, USER, ASSISTANT, USER, ASSISTANT, USER, USER], 2, [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]),
-        ([USER, CALL, TOOL], 1, [USER, CALL]),
-        ([USER, CALL, TOOL, TOOL, CALL, TOOL], 2, [USER, CALL, TOOL, TOOL, CALL]),
-        ([USER, ASSISTANT], 0, []),
-        ([USER, ASSISTANT, USER, ASSISTANT], 1, [USER, ASSISTANT]),
-        ([TOOL, USER], 1, [TOOL]),
-        ([USER, TOOL, TOOL], 1, [USER, TOOL]),
-        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT], 1, [USER, THOUGHT, FUNCTION_CALL]),
-        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT, THOUGHT, SAID, USER], 2, None),
-        ([USER, SAID, USER], 1, [USER, SAID]),
-        ([USER, SAID], 0, []),
-        ([FUNCTION_OUTPUT, USER], 1, [FUNCTION_OUTPUT]),
+        ([USER], 0, 0, 0),
+        ([], 0, 0, 0),
+        ([SYSTEM, {"role": "developer", "content": "more"}, USER, USER], 0, 0, 0),
+        ([USER, ASSISTANT, USER], 1, 1, 2),
+        ([SYSTEM, USER, ASSISTANT, USER, ASSISTANT, USER, USER], 2, 4, 5),
+        ([USER, CALL, TOOL], 1, 1, 2),
+        ([SYSTEM, USER, CALL, TOOL, TOOL, CALL, TOOL], 2, 5, 6),
+        ([USER, ASSISTANT], 0, 0, 0),
+        ([USER, ASSISTANT, USER, ASSISTANT], 1, 1, 2),
+        ([TOOL, USER], 1, 0, 1),
+        ([USER, TOOL, TOOL], 1, 1, 2),
+        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT], 1, 1, 3),
+        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT, THOUGHT, SAID, USER], 2, 4, 6),
+        ([USER, SAID, USER], 1, 1, 2),
+        ([USER, SAID], 0, 0, 0),
+        ([FUNCTION_OUTPUT, USER], 1, 0, 1),
     ],
 )
-def test_render_counts_turns_and_ends_history_with_last(
-    messages: list[Any], turn: int, history: list[Any] | None
+@pytest.mark.parametrize("more", [{}, {"tools": [{"name": "f"}], "system": "rules"}], ids=["alone", "after a preamble"])
+def test_render_counts_turns_and_ends_question_and_history_with_last(
+    messages: list[Any], turn: int, question: int, history: int, more: dict[str, Any]
 ) -> None:
-    conversation = rendered(messages)
+    conversation = rendered(messages, **more)
     assert conversation.turn == turn
-    if history is None:
-        history = messages[:-1]
-    assert text(conversation)[: conversation.history_bytes] == b"".join(rendered(history).pieces)
-
-
-@pytest.mark.parametrize(
-    ("messages", "question"),
-    [
-        ([USER], 0),
-        ([USER, ASSISTANT, USER], 1),
-        ([USER, CALL, TOOL], 1),
-        ([SYSTEM, USER, CALL, TOOL, TOOL, CALL, TOOL], 5),
-        ([USER, ASSISTANT], 0),
-        ([USER, ASSISTANT, USER, ASSISTANT], 1),
-        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT, THOUGHT, SAID, USER], 4),
-    ],
-)
-def test_render_question_is_request_before_last_turn(messages: list[Any], question: int) -> None:
-    conversation = rendered(messages, tools=[{"name": "f"}], system="rules")
-    asked = text(rendered(messages[:question], tools=[{"name": "f"}], system="rules")) if question else b""
-    assert text(conversation)[: conversation.question_bytes] == asked
+    for count, size in ((question, conversation.question_bytes), (history, conversation.history_bytes)):
+        assert text(conversation)[:size] == (text(rendered(messages[:count], **more)) if turn else b"")
 
 
 def test_render_puts_tools_and_system_first() -> None:

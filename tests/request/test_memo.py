@@ -21,7 +21,7 @@ from smetric.request import conversation, memo, prompt, reader
 from smetric.request.memo import MAX_VALUES, MOST_PLACES, STRIDE, UNCOUNTED_BYTES, BodyScreen, PrefixMemo
 from smetric.request.reader import ReaderSettings, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
-from tests.request.outcome import outcome
+from tests.request.outcome import all_of, outcome
 
 PIECE = st.sampled_from(
     [
@@ -153,29 +153,10 @@ class Reader:
         prompt = request.prompt
         assert prompt is not None
         remember = prompt._remember
-        whole = told(self.read(api, body, PrefixMemo()))
-        assert told(request) == whole
+        whole = all_of(self.read(api, body, PrefixMemo()))
+        assert all_of(request) == whole
         entry = remember.args[3] if isinstance(remember, partial) else None
         return entry.position.messages if entry is not None else 0
-
-
-def told(request: InferenceRequest) -> Any:
-    """All that a request says of its conversation; its answer begins with that."""
-    prompt = request.prompt
-    assert prompt is not None
-    lengths, last = (prompt.size, prompt.history_bytes, prompt.question_bytes), prompt.last_message()
-    hashes = prompt.hashes
-    request.answering()
-    return (
-        request.turn,
-        request.prompt_len,
-        request.est_hit,
-        request.template_args,
-        lengths,
-        last,
-        hashes,
-        request.parts,
-    )
 
 
 def packed(body: Body) -> bytes:
