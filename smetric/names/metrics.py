@@ -109,7 +109,7 @@ FORECASTS = Metric("smetric_forecasts_total", ("policy",), "How many requests th
 TIME_PER_CHUNK = Metric(
     "smetric_time_per_output_chunk_seconds",
     ("model",),
-    "Time between two events of a stream, the mean of each stream.",
+    "Time between two events of a stream from its first output on, the mean of each stream.",
     _CHUNK,
 )
 REQUESTS = Metric("smetric_requests_total", ("route", "code"), "Requests answered.")
@@ -117,7 +117,7 @@ REQUEST_SECONDS = Metric(
     "smetric_request_duration_seconds", ("route", "model"), "Arrival to end of the answer.", _DURATION
 )
 FIRST_CHUNK_SECONDS = Metric(
-    "smetric_time_to_first_chunk_seconds", ("model",), "Arrival to the first body byte upstream, of inference.", _TTFT
+    "smetric_time_to_first_chunk_seconds", ("model",), "Arrival to the first output upstream, of inference.", _TTFT
 )
 OVERHEAD_SECONDS = Metric("smetric_overhead_seconds", (), "Arrival to the first attempt, look-ups included.", _MICRO)
 ATTEMPTS = Metric("smetric_upstream_attempts_total", ("instance", "result"), "Attempts on instances.")
@@ -239,7 +239,7 @@ ARM_REQUESTS = Metric(
 ARM_FIRST_CHUNK_SECONDS = Metric(
     "smetric_arm_time_to_first_chunk_seconds",
     ("route", "arm"),
-    "Arrival to the first body byte upstream on each arm, where a route has two.",
+    "Arrival to the first output upstream on each arm, where a route has two.",
     _TTFT,
 )
 GUARDRAIL_RESTORES = Metric(

@@ -340,7 +340,7 @@ GEN_AI_PROVIDER = Attribute("gen_ai.provider.name", "`vllm`.")
 GEN_AI_MODEL = Attribute("gen_ai.request.model", "The model asked for, bounded.")
 GEN_AI_STREAM = Attribute("gen_ai.request.stream", "Whether the answer is streamed.", "bool")
 GEN_AI_TTFC = Attribute(
-    "gen_ai.response.time_to_first_chunk", "From sending the attempt to its first body byte.", "double", "s"
+    "gen_ai.response.time_to_first_chunk", "From sending the attempt to its first output.", "double", "s"
 )
 GEN_AI_FINISH = Attribute(
     "gen_ai.response.finish_reasons", "Reason why the instance ended its answer: `stop`, `length`, ….", "string[]"
