@@ -133,7 +133,7 @@ class InferenceRequest(Struct, kw_only=True):
         The blocks are of token ids if the prefix index has cut it by them, else of text.
         """
         prompt = self.prompt
-        if prompt is None:
+        if prompt is None or not prompt.beginning:  # 0: its text was dropped unhashed
             return (), 0.0
         for block_tokens, (blocks, _) in prompt.token_blocks.items():
             return blocks, block_tokens

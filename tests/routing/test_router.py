@@ -17,6 +17,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Lease, Scrape
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy
+from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest, Usage
 from smetric.routing.router import PIN_TTL_S, Router, Routing
 from smetric.sources.lookups import LookupDeadline
@@ -218,6 +219,19 @@ async def test_router_excludes_failed_instance_on_retry() -> None:
     assert routing.lease is not None
     assert routing.lease.instance is fleet["b"]
     assert (await router.route(first_turn(), exclude=fleet.instances)).outcome == "no_candidate"
+
+
+async def test_router_counts_the_new_blocks_of_a_request_and_shared_ones_once(tmp_path: Path) -> None:
+    router = router_of(fleet_of("ab"), policy=policy_at(tmp_path, "route argmin(decode_blocks, then: requests)"))
+
+    async def blocks(text: bytes) -> list[float]:
+        prompt = Prompt([text], 4.0)
+        decision = await decide(router, InferenceRequest(turn=0, prompt_len=prompt.length, prompt=prompt))
+        return decision.snapshot.columns["decode_blocks"]
+
+    assert await blocks(b"a" * 4096) == [64, 64]
+    assert await blocks(b"a" * 4096) == [64, 64]  # where it runs already it adds nothing
+    assert await blocks(b"a" * 2048 + b"b" * 2048) == [96, 96]  # half of it is shared with both
 
 
 async def test_router_sheds_with_status_and_retry_after_of_the_rule(tmp_path: Path) -> None:
