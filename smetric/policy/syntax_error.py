@@ -6,7 +6,6 @@ Each rule looks at one habit of other languages or one slip. They are tried in o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from smetric.policy.advice import ASK_KNOWN, NOTHINGS
@@ -91,58 +90,36 @@ _MARKS = {
 _TEST_PARTS = ("with", "given", "instance", "expect")
 
 
-@dataclass(frozen=True, slots=True)
 class ParseStop:
-    """The place in `tokens` where a parse stopped (their length at the end), and the terminals accepted there.
+    """Place where a parse stopped; never the first token, as a statement starts with its keyword.
 
-    It is never the first place, as a statement starts with its keyword.
+    Args:
+        tokens: of the statement.
+        place: index of the unexpected one, their number at the end.
+        accepted: the terminals accepted there.
+
+    Attributes:
+        token: the unexpected token; `END` at the end of the statement.
+        before: the tokens before it.
+        previous, second_last, following: the tokens around it, or `END`.
+        types: types of the second last token, the previous one, and the unexpected one.
+        in_test: whether the statement is a test block.
     """
 
-    tokens: Sequence[Token]
-    place: int
-    accepted: frozenset[str]
-
-    def _at(self, place: int) -> Token:
-        return self.tokens[place] if 0 <= place < len(self.tokens) else END
-
-    @property
-    def token(self) -> Token:
-        """The unexpected token; `END` at the end of the statement."""
-        return self._at(self.place)
-
-    @property
-    def before(self) -> Sequence[Token]:
-        """The tokens before it."""
-        return self.tokens[: self.place]
-
-    @property
-    def previous(self) -> Token:
-        """The token before it."""
-        return self._at(self.place - 1)
-
-    @property
-    def second_last(self) -> Token:
-        """The token before the previous one, or `END`."""
-        return self._at(self.place - 2)
-
-    @property
-    def following(self) -> Token:
-        """The token behind it, or `END`."""
-        return self.next(1)
+    def __init__(self, tokens: Sequence[Token], place: int, accepted: frozenset[str]) -> None:
+        self.tokens = tokens
+        self.place = place
+        self.accepted = accepted
+        self.before = tokens[:place]
+        self.token, self.following = self.next(0), self.next(1)
+        self.previous, self.second_last = self.next(-1), self.next(-2)
+        self.types = (self.second_last.type, self.previous.type, self.token.type)
+        self.in_test = tokens[0].type == "TEST"
 
     def next(self, count: int) -> Token:
-        """Return the token *count* places behind it, or `END`."""
-        return self._at(self.place + count)
-
-    @property
-    def types(self) -> tuple[str, str, str]:
-        """Types of the second last token, the previous one, and the unexpected one."""
-        return self.second_last.type, self.previous.type, self.token.type
-
-    @property
-    def in_test(self) -> bool:
-        """Whether the statement is a test block."""
-        return self.tokens[0].type == "TEST"
+        """Return the token *count* places behind the unexpected one, or `END`."""
+        at = self.place + count
+        return self.tokens[at] if 0 <= at < len(self.tokens) else END
 
     def around(self) -> Iterator[tuple[Token, Token, Token]]:
         """Yield each token but the first, up to the unexpected one, with its neighbours."""

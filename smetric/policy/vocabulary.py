@@ -52,8 +52,8 @@ _MEAN = Unknown.MEAN  # asked for each request: a look into an enumeration costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """Feature: one value per candidate instance.
+class VocabularyWord:
+    """Name that policies read a value by.
 
     Args:
         name: as policies write it.
@@ -63,15 +63,8 @@ class Feature:
         low: smallest value; snapshots clamp to it.
         high: largest value; snapshots clamp to it.
         at_most: name of a request field that bounds it too, or empty.
-        lookup: it costs a look-up, so it is fetched only when evaluation reaches it.
-        measured: a source measures it on past traffic; without that source it is unknown everywhere.
-        load: a larger value means a busier instance.
-        counted: the router counts its own part of it, and an unknown cell is never below that.
-        unknown: the rule for unknown cells.
-        default: the value of an unknown cell under that rule.
-        instead: the feature that replaces an unknown cell, whatever the rule; empty for none.
-        source: its source, in words.
-        staleness: how old it may be, in words.
+        default: of a feature, the value of an unknown cell under its rule; of a request field, its value in tests of
+            policies that do not give it. Of its kind: float, bool, str or frozenset[str].
     """
 
     name: str
@@ -81,12 +74,29 @@ class Feature:
     low: float = 0.0
     high: float = LARGEST
     at_most: str = ""
+    default: Any = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature(VocabularyWord):
+    """Feature: one value per candidate instance.
+
+    Args:
+        lookup: it costs a look-up, so it is fetched only when evaluation reaches it.
+        measured: a source measures it on past traffic; without that source it is unknown everywhere.
+        load: a larger value means a busier instance.
+        counted: the router counts its own part of it, and an unknown cell is never below that.
+        unknown: the rule for unknown cells.
+        instead: the feature that replaces an unknown cell, whatever the rule; empty for none.
+        source: its source, in words.
+        staleness: how old it may be, in words.
+    """
+
     lookup: bool = False
     measured: bool = False
     load: bool = False
     counted: bool = False
     unknown: Unknown = Unknown.DEFAULT
-    default: Any = 0.0  # of the feature's kind: float, bool, str or frozenset[str]
     instead: str = ""
     source: str
     staleness: str = "none: read with the decision"
@@ -120,21 +130,13 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestField:
-    """Field of the request, read as `req.NAME`; units, ranges, bounds and kinds as in `Feature`.
+class RequestField(VocabularyWord):
+    """Field of the request, read as `req.NAME`.
 
-    `default` is its value in a policy's tests when `given` does not set it. A field with `may_be_unknown` can be None;
-    a guard that reads it then fails. One that is `on_demand` is filled only where a loaded policy reads it.
+    A field with `may_be_unknown` can be None; a guard that reads it then fails. One that is `on_demand` is filled only
+    where a loaded policy reads it.
     """
 
-    name: str
-    doc: str
-    kind: Kind = Kind.NUMBER
-    unit: str = ""
-    low: float = 0.0
-    high: float = LARGEST
-    at_most: str = ""
-    default: Any = 0.0  # of the field's kind
     may_be_unknown: bool = False
     on_demand: bool = False
 
