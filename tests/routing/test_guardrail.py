@@ -91,6 +91,7 @@ def test_arm_load_shows_moving_pile_at_once(instances: list[Instance]) -> None:
     assert load.over(instances) == Spread(4, 1.5, 1.5, 24)
     assert load.at_once(instances) == Spread(4, 1.5, 6.0, 24, 4)
     assert load.at_once(instances[:2]) == Spread(2, 1.5, 3.0, 12, 4)
+    assert ArmLoad(4).at_once(instances) == Spread(4, 0.0, 0.0, 0)
 
 
 def test_arm_load_shows_pile_that_moves_often(instances: list[Instance]) -> None:
@@ -99,10 +100,6 @@ def test_arm_load_shows_pile_that_moves_often(instances: list[Instance]) -> None
         pass_through(load, [sent(instances[look % 2]) for _ in range(8)])
         assert load.at_once(instances[:2]).shows(1.9) == (look > 1)
     assert load.at_once(instances[:2]) == Spread(2, 4.0, 8.0, 80, 10)
-
-
-def test_arm_load_is_even_without_requests(instances: list[Instance]) -> None:
-    assert ArmLoad(4).at_once(instances) == Spread(4, 0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(("count", "choices"), [(2, 15), (4, 8), (32, 4)])
@@ -351,13 +348,6 @@ def test_guardrail_stops_watching_after_its_time(tmp_path: Path) -> None:
     assert world.pass_s(600) == 600
 
 
-def test_guardrail_compares_instances_per_model(tmp_path: Path) -> None:
-    world = changed(tmp_path, (), (9, 9, 1, 1), models=("m", "m", "other", "other"))
-    assert world.pass_s(60) == 60
-    world.load(1, 1, 9, 0)
-    assert world.pass_s(60) <= 12
-
-
 def test_guardrail_groups_instances_without_adapters(tmp_path: Path) -> None:
     world = World(tmp_path, models=("m", "m"))
     world.instances[0].models, world.instances[0].adapters = frozenset(("m", "tuned")), frozenset(("tuned",))
@@ -366,11 +356,17 @@ def test_guardrail_groups_instances_without_adapters(tmp_path: Path) -> None:
     assert world.pass_s(60) <= 12
 
 
-@pytest.mark.parametrize("match", ["m", "alias"])
-def test_guardrail_judges_route_by_its_models(tmp_path: Path, match: str) -> None:
-    world = changed(tmp_path, (), (2, 2, 9, 0), models=("m", "m", "other", "other"), match=match)
+@pytest.mark.parametrize(
+    ("match", "others", "own"),
+    [("", (9, 9, 1, 1), (1, 1, 9, 0)), ("m", (2, 2, 9, 0), (9, 0, 2, 2)), ("alias", (2, 2, 9, 0), (9, 0, 2, 2))],
+    ids=["each model by itself", "a route's model", "an alias of it"],
+)
+def test_guardrail_compares_the_instances_of_a_model(
+    tmp_path: Path, match: str, others: Sequence[int], own: Sequence[int]
+) -> None:
+    world = changed(tmp_path, (), others, models=("m", "m", "other", "other"), match=match)
     assert world.pass_s(60) == 60
-    world.load(9, 0, 2, 2)
+    world.load(*own)
     assert world.pass_s(60) <= 12
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smetric.policy.diagnostic import Span
-from smetric.tools.symbols import SymbolKind, Unrenamable, Workspace, occurrences
+from smetric.tools.symbols import Symbol, SymbolKind, Unrenamable, Workspace, occurrences
 
 LIBRARY = """library common
 param FAR = 0.9 in 0..1
@@ -58,6 +58,13 @@ def cursor(folder: Path, place: str, file: str = "mine") -> tuple[Workspace, int
     return Workspace(path, read), text.index(place.replace("‖", "")) + place.index("‖")
 
 
+def found_at(folder: Path, place: str, file: str = "mine") -> tuple[Workspace, Symbol]:
+    workspace, offset = cursor(folder, place, file)
+    here = workspace.at(offset)
+    assert here is not None
+    return workspace, here.symbol
+
+
 def line_of(path: Path, span: Span) -> str:
     return path.read_text()[: span.end].rsplit("\n", 1)[-1]
 
@@ -79,11 +86,9 @@ def line_of(path: Path, span: Span) -> str:
     ],
 )
 def test_definition_of_a_symbol(folder: Path, place: str, kind: SymbolKind, file: str, line: str) -> None:
-    workspace, offset = cursor(folder, place)
-    here = workspace.at(offset)
-    assert here is not None
-    assert here.symbol.kind is kind
-    found = workspace.definition(here.symbol)
+    workspace, symbol = found_at(folder, place)
+    assert symbol.kind is kind
+    found = workspace.definition(symbol)
     assert found is not None
     assert (found[0].name, line_of(*found)) == (f"{file}.policy", line)
 
@@ -110,19 +115,15 @@ def test_definition_is_absent_for_words_of_the_language(folder: Path, place: str
     ],
 )
 def test_references_span_the_files_that_share_a_symbol(folder: Path, place: str, counts: dict[str, int]) -> None:
-    workspace, offset = cursor(folder, place)
-    here = workspace.at(offset)
-    assert here is not None
-    found = workspace.references(here.symbol)
+    workspace, symbol = found_at(folder, place)
+    found = workspace.references(symbol)
     assert {path.name.removesuffix(".policy"): len(spans) for path, spans in found.items()} == counts
-    assert found == workspace.renamed(here.symbol, "another")
+    assert found == workspace.renamed(symbol, "another")
 
 
 def test_references_from_a_test_file_are_those_of_its_policy(folder: Path) -> None:
-    workspace, offset = cursor(folder, "failing bu‖sy", "mine.test")
-    here = workspace.at(offset)
-    assert here is not None
-    assert sorted(path.name for path in workspace.references(here.symbol)) == ["mine.policy", "mine.test.policy"]
+    workspace, symbol = found_at(folder, "failing bu‖sy", "mine.test")
+    assert sorted(path.name for path in workspace.references(symbol)) == ["mine.policy", "mine.test.policy"]
 
 
 @pytest.mark.parametrize(
@@ -139,18 +140,14 @@ def test_references_from_a_test_file_are_those_of_its_policy(folder: Path) -> No
     ],
 )
 def test_new_name_is_refused_with_its_reason(folder: Path, place: str, name: str, why: str) -> None:
-    workspace, offset = cursor(folder, place)
-    here = workspace.at(offset)
-    assert here is not None
+    workspace, symbol = found_at(folder, place)
     with pytest.raises(Unrenamable, match=why):
-        workspace.renamed(here.symbol, name)
+        workspace.renamed(symbol, name)
 
 
 def test_label_may_have_the_name_of_a_value(folder: Path) -> None:
-    workspace, offset = cursor(folder, "as sti‖ck\n")
-    here = workspace.at(offset)
-    assert here is not None
-    assert workspace.renamed(here.symbol, "busy")
+    workspace, symbol = found_at(folder, "as sti‖ck\n")
+    assert workspace.renamed(symbol, "busy")
 
 
 def test_symbols_of_any_text_are_read() -> None:
