@@ -75,8 +75,6 @@ class Builtin:
         doc: its result, one sentence.
         family: the rule of its types.
         function: what compiled policies call; None if the compiler writes it out.
-        least: fewest positional arguments.
-        most: most positional arguments, or None for any number.
         required: the named arguments that must always be given.
         never_negative: whether its argument must be at least 0.
         ordered: whether its last two arguments are bounds, the lower one first.
@@ -89,8 +87,6 @@ class Builtin:
     doc: str
     family: Family
     function: Callable[..., Any] | None = None
-    least: int = 1
-    most: int | None = 1
     required: tuple[str, ...] = ()
     never_negative: bool = False
     ordered: bool = False
@@ -107,6 +103,16 @@ class Builtin:
     def named(self) -> tuple[str, ...]:
         """Its named arguments; `then` may be given several times."""
         return tuple(re.findall(r"(\w+):", self.signature))
+
+    @property
+    def positional(self) -> tuple[int, int | None]:
+        """The fewest and the most positional arguments; None for any number."""
+        inside, optional = self.signature[len(self.name) + 1 : -1], 1
+        while optional:
+            inside, optional = re.subn(r"\[[^\[\]]*\]", "", inside)
+        required = [part for part in inside.split(",") if part.strip() and ":" not in part]
+        is_open = any("…" in part for part in required)
+        return len(required), None if is_open else max(1, len(required))
 
     @property
     def where(self) -> bool:
@@ -361,8 +367,6 @@ _ROWS = (
         "The value below which the share n (0..1) of the candidates lie, linear between two of them.",
         Family.REDUCTION,
         quantile,
-        least=2,
-        most=2,
     ),
     Builtin(
         "sum(v [where m])",
@@ -385,7 +389,6 @@ _ROWS = (
         "The number of candidates for which it holds; without an argument, of all candidates.",
         Family.COUNT,
         count,
-        least=0,
     ),
     Builtin(
         "norm(v)", "Min-max over the candidates, 0..1; 0 if all are equal.", Family.SCALE, norm, bounds=_unit_interval
@@ -405,38 +408,18 @@ _ROWS = (
         rank,
         bounds=lambda _: types.COUNT_ALL,
     ),
+    Builtin("least(x, x…)", "The smallest of its arguments, element by element.", Family.ELEMENT, bounds=types.least),
     Builtin(
-        "least(x, x…)",
-        "The smallest of its arguments, element by element.",
-        Family.ELEMENT,
-        least=2,
-        most=None,
-        bounds=types.least,
+        "greatest(x, x…)", "The largest of its arguments, element by element.", Family.ELEMENT, bounds=types.greatest
     ),
     Builtin(
-        "greatest(x, x…)",
-        "The largest of its arguments, element by element.",
-        Family.ELEMENT,
-        least=2,
-        most=None,
-        bounds=types.greatest,
-    ),
-    Builtin(
-        "clamp(x, lo, hi)",
-        "x, but at least lo and at most hi.",
-        Family.ELEMENT,
-        least=3,
-        most=3,
-        ordered=True,
-        bounds=types.clamped,
+        "clamp(x, lo, hi)", "x, but at least lo and at most hi.", Family.ELEMENT, ordered=True, bounds=types.clamped
     ),
     Builtin("abs(x)", "The distance from 0.", Family.ELEMENT, abs, bounds=types.absolute),
     Builtin(
         "ratio(x, y, default: z)",
         "x / y, or the default if y is 0 (nearer to 0 than 1e-9).",
         Family.RATIO,
-        least=2,
-        most=2,
         required=("default",),
     ),
     Builtin(
@@ -487,14 +470,12 @@ _ROWS = (
         weighs=True,
         direction="max",
     ),
-    Builtin("first(pick, pick…)", "The first pick that has a candidate.", Family.FIRST, least=2, most=None),
+    Builtin("first(pick, pick…)", "The first pick that has a candidate.", Family.FIRST),
     Builtin("draw(n)", "n of the candidates at random, at least one; for `keep` and `where`.", Family.DRAW, draw),
     Builtin(
         "top(v, n, then: v…)",
         "The n candidates with the highest values, at least one; ties by the lowest `then:`, then at random.",
         Family.TOP,
-        least=2,
-        most=2,
     ),
     Builtin("chance(n)", "True with probability n (0..1).", Family.CHANCE, chance),
     Builtin(
@@ -513,7 +494,7 @@ _ROWS = (
     ),
     Builtin("known(x)", "Whether every feature that x is computed from is known.", Family.KNOWN, known),
     Builtin("age(x)", "The age of the oldest feature that x is computed from; 1e9 s if unknown.", Family.AGE, age),
-    Builtin("fresh(x, limit)", "Short for known(x) and age(x) <= limit.", Family.FRESH, least=2, most=2),
+    Builtin("fresh(x, limit)", "Short for known(x) and age(x) <= limit.", Family.FRESH),
 )
 
 #: Every built-in, by name.

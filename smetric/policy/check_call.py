@@ -211,7 +211,8 @@ class Calls:
             if argument.name in seen and argument.name != "then":
                 raise Bad("arguments", span, f"`{argument.name}:` is given twice")
             seen.add(argument.name)
-        if len(given) < builtin.least or (builtin.most is not None and len(given) > builtin.most):
+        least, most = builtin.positional
+        if len(given) < least or (most is not None and len(given) > most):
             message = f"`{name}` takes {_amount(builtin)}, not {len(given)}"
             of_several = _OF_SEVERAL.get(name, "") if given else ""
             raise Bad("arguments", call.span, message, of_several + builtin.signature)
@@ -402,7 +403,7 @@ def _whose(name: str) -> str:
 
 def _amount(builtin: Builtin) -> str:
     """Return the number of arguments that a built-in takes, in words."""
-    least, most = builtin.least, builtin.most
+    least, most = builtin.positional
     if most is None:
         return f"at least {least} arguments"
     if least != most:

@@ -74,9 +74,23 @@ def test_row_agrees_with_its_signature_and_family(row: Builtin) -> None:
     assert re.fullmatch(r"[a-z_]+\(.*\)", row.signature)
     assert row.doc.endswith(".")
     assert set(row.required) <= set(row.named)
-    assert row.most is None or row.least <= row.most
     assert (row.function is None) == (row.family in _WRITTEN_OUT or row.name in {"least", "greatest", "clamp"})
     assert bool(row.direction) == (row.family in {Family.PICK, Family.ROTATION, Family.LOTTERY})
+
+
+def test_signature_bounds_the_positional_arguments() -> None:
+    found = {
+        name: BUILTINS[name].positional for name in ("mean", "quantile", "count", "least", "ratio", "argmin", "top")
+    }
+    assert found == {
+        "mean": (1, 1),
+        "quantile": (2, 2),
+        "count": (0, 1),
+        "least": (2, None),
+        "ratio": (2, 2),
+        "argmin": (1, 1),
+        "top": (2, 2),
+    }
 
 
 @pytest.mark.parametrize(
