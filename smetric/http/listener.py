@@ -9,7 +9,6 @@ import os
 import random
 import resource
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +23,7 @@ from smetric.http.footprint import most_files
 from smetric.http.headers import App, Message
 from smetric.http.tls import Tls
 from smetric.http.transaction import Timer
+from smetric.log_limit import LogLimit
 
 log = structlog.get_logger("smetric.server")
 
@@ -31,8 +31,6 @@ log = structlog.get_logger("smetric.server")
 RESERVED_FDS = 64
 #: Connections beyond the limit that are answered 503; more are dropped.
 MAX_REFUSED = 32
-#: Seconds between two log lines on connections turned away.
-LOG_EVERY_S = 10.0
 #: Length of the queue of connections that wait to be accepted.
 BACKLOG = 4096
 #: Connections accepted in a round of the event loop: uvloop accepts one, so that new clients would wait for hundreds of
@@ -150,7 +148,7 @@ class PortListener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = self._is_closed = False
         self._turned_away = 0
-        self._log_at = 0.0
+        self._log_limit = LogLimit()
         handler.connections = self.count
 
     def count(self) -> tuple[int, int]:
@@ -266,11 +264,9 @@ class PortListener:
         return False
 
     def _log_full(self) -> None:
-        """Log, at most every `LOG_EVERY_S` seconds, that connections are turned away."""
+        """Count a connection that is turned away; log it once a minute."""
         self._turned_away += 1
-        now = time.monotonic()
-        if now >= self._log_at:
-            self._log_at = now + LOG_EVERY_S
+        if self._log_limit.passes("") is not None:
             log.warning("smetric.connections.full", most=self._most, turned_away=self._turned_away)
 
 

@@ -47,10 +47,9 @@ LEAST_HANDOVERS, MOST_HANDOVERS = 16, 1024
 STEP_BYTES = 256 * 1024
 #: One part in so many of the bytes for bodies is kept for bodies of at most one step, unless a single body needs it.
 SMALL_PART = 8
-#: A body that arrives more slowly, in bytes a second, may be ended to make room for others; it is measured over this
-#: many seconds. After a search for one in vain the next is this much later.
-LEAST_RATE = 128 * 1024
-RATE_WINDOW_S = 2.0
+#: Seconds in which a step of a body must arrive; a body that takes longer may be ended to make room for others. After a
+#: search for one in vain the next is this much later.
+SLOW_STEP_S = 2.0
 SEARCH_EVERY_S = 0.1
 #: Number of times that rules may hold a request while the waiting room is full, each for longer than the one before.
 MOST_HOLDS = 16
@@ -308,45 +307,6 @@ def _put(permit: Permit, line: list[Permit], *, is_in: bool) -> None:
         del line[bisect_left(line, permit.rank, key=_rank_of)]
 
 
-class Upload:
-    """Progress of a body that arrives.
-
-    Args:
-        permit: its request.
-        deadline: deadline of its reading.
-        now: seconds on the clock of admission.
-    """
-
-    def __init__(self, permit: Permit, deadline: Watchdog, now: float) -> None:
-        self.permit = permit
-        self._deadline = deadline
-        self._received = 0
-        self._received_at = now
-        #: When the measurement under way began, and with how many bytes; rate of the last one, bytes a second.
-        self._since = now
-        self._before = 0
-        self._rate = math.inf
-
-    def progress(self, received: int, now: float) -> None:
-        """Note that *received* bytes of it have come."""
-        self._received, self._received_at = received, now
-        if now - self._since >= RATE_WINDOW_S:
-            self._rate = (received - self._before) / (now - self._since)
-            self._since, self._before = now, received
-
-    def rate(self, now: float) -> float:
-        """Return its bytes a second lately; infinite while it has just begun."""
-        if now - self._received_at >= RATE_WINDOW_S:
-            return 0.0
-        seconds = now - self._since
-        return self._rate if seconds < RATE_WINDOW_S else (self._received - self._before) / seconds
-
-    def cut_off(self) -> None:
-        """End its request by a 408, and count its bytes no more."""
-        self.permit.settle(0)
-        self._deadline.arm(0.0, TOO_SLOW)
-
-
 class Permit:
     """An admitted request: its entry in the waiting room, its slot and the bytes of its body.
 
@@ -365,8 +325,10 @@ class Permit:
     #: Of the last call of `route`: seconds in the waiting room, and the last decision that held it, if one did.
     waited_s = 0.0
     held: Routing | None = None
-    #: Progress of a body that is arriving.
-    upload: Upload | None = None
+    #: Deadline of a body that is arriving; when its last step had come, and the bytes that had come by then.
+    reading: Watchdog | None = None
+    step_at = 0.0
+    _step_end = 0
     _waiter: asyncio.Future[bool] | None = None
     _timer: asyncio.TimerHandle | None = None
     _deadline = math.inf
@@ -387,8 +349,8 @@ class Permit:
             Overloaded: the bodies of all requests exceed their bound.
         """
         admission = self._admission
-        if self.upload is not None:
-            self.upload.progress(received, admission.clock())
+        if received - self._step_end >= STEP_BYTES:
+            self.step_at, self._step_end = admission.clock(), received
         if received > self.size:
             step = max(STEP_BYTES, received - self.size)
             if not admission.make_room(self.size + step, step, self):
@@ -401,12 +363,19 @@ class Permit:
         if size != self.size and not self.state.has_ended:
             self._admission.bytes += size - self.size
             self.size = size
-        if self.upload is not None:
-            self._forget(self.upload)
+        if self.reading is not None:
+            self._stop_reading()
 
-    def _forget(self, upload: Upload) -> None:
-        self._admission.uploads.discard(upload)
-        self.upload = None
+    def _stop_reading(self) -> None:
+        self.reading = None
+        self._admission.uploads.discard(self)
+
+    def cut_off(self) -> None:
+        """End a request whose body is arriving by a 408; the body counts no more."""
+        reading = self.reading
+        self.settle(0)
+        if reading is not None:
+            reading.arm(0.0, TOO_SLOW)
 
     def end(self) -> None:
         """The request has ended."""
@@ -419,8 +388,8 @@ class Permit:
             admission.room.end(self)
         admission.bytes -= self.size
         admission.traffic.under_way -= 1
-        if self.upload is not None:
-            self._forget(self.upload)
+        if self.reading is not None:
+            self._stop_reading()
 
     async def route(
         self, router: Router, request: InferenceRequest, *, exclude: Collection[Instance], leased: bool
@@ -567,8 +536,8 @@ class Admission:
         self.on_waited = on_waited
         self._rng = rng or random.Random()
         self.clock = clock
-        #: Bodies that are arriving, and when the slowest may be looked for again.
-        self.uploads: set[Upload] = set()
+        #: Requests whose bodies are arriving, and when the slowest may be looked for again.
+        self.uploads: set[Permit] = set()
         self._search_at = -math.inf
         #: Requests let in and not ended, and bytes of their bodies.
         self.traffic = overload.traffic
@@ -612,8 +581,8 @@ class Admission:
             self._on_retry(True)
         permit = Permit(self, STEP_BYTES if is_large else length)
         if reading is not None:
-            permit.upload = Upload(permit, reading, self.clock())
-            self.uploads.add(permit.upload)
+            permit.reading, permit.step_at = reading, self.clock()
+            self.uploads.add(permit)
         return permit
 
     def make_room(self, size: int, more: int, asking: Permit | None = None) -> bool:
@@ -625,9 +594,9 @@ class Admission:
             now = self.clock()
             if now < self._search_at:
                 return False
-            others = (upload for upload in self.uploads if upload.permit is not asking)
-            slowest = min(others, key=lambda upload: upload.rate(now), default=None)
-            if slowest is None or slowest.rate(now) >= LEAST_RATE:
+            others = (permit for permit in self.uploads if permit is not asking)
+            slowest = min(others, key=attrgetter("step_at"), default=None)
+            if slowest is None or now - slowest.step_at < SLOW_STEP_S:
                 self._search_at = now + SEARCH_EVERY_S
                 return False
             slowest.cut_off()

@@ -23,8 +23,7 @@ from smetric.fleet.instance import Instance, Scrape
 from smetric.http.limits import TOO_SLOW
 from smetric.http.transaction import Watchdog
 from smetric.proxy.admission import (
-    LEAST_RATE,
-    RATE_WINDOW_S,
+    SLOW_STEP_S,
     STEP_BYTES,
     WAKE_INTERVAL_S,
     Admission,
@@ -268,15 +267,15 @@ async def test_slowest_body_is_cut_off_if_there_is_no_room() -> None:
         for permit in (silent, slow, fast):
             permit.grow(large)
         assert lobby.refusal(size=more_than_is_left()).reason == "bytes", "all have just begun"
-        for nth in range(1, 6):
-            lobby.now += 0.6 * RATE_WINDOW_S
-            slow.grow(large + nth)
-            fast.grow(large + nth * int(RATE_WINDOW_S * LEAST_RATE))
+        for nth in range(4, 8):
+            lobby.now += 0.9 * SLOW_STEP_S
+            slow.grow(large + nth * STEP_BYTES // 4)
+            fast.grow(large + nth * STEP_BYTES)
         for expected in (["silent"], ["silent", "slow"]):
             lobby.admit(size=more_than_is_left())
             await until(lambda expected=expected: cut == expected)  # type: ignore[misc]
         assert lobby.refusal(size=more_than_is_left()).reason == "bytes"
-        assert lobby.admission.uploads == {fast.upload}
+        assert lobby.admission.uploads == {fast}
     assert not lobby.admission.uploads
 
 
