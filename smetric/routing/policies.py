@@ -22,10 +22,10 @@ SMALL_FLEET = range(3, 9)
 def lacks_load_floor(policy: Policy, instances: int) -> bool:
     """Return whether one running request in an idle fleet of so many *instances* counts as overload.
 
-    The load floor is the parameter `FLOOR` of a policy; 0 is the paper.
+    The load floor is the parameter `FLOOR` of a policy; 0 is the paper, and fine where it is configured.
     """
     floor = policy.params.get("FLOOR")
-    return floor is not None and floor.value == 0 and instances in SMALL_FLEET
+    return floor is not None and floor.value == 0 and not floor.configured and instances in SMALL_FLEET
 
 
 class Policies:
