@@ -372,7 +372,7 @@ def notify(environ: Mapping[str, str], state: str) -> None:
             sock.connect("\0" + path[1:] if path.startswith("@") else path)
             sock.send(state.encode())
     except OSError as error:
-        log.warning("smetric.supervisor.not_told", state=state, error=error.strerror or str(error))
+        log.warning("smetric.supervisor.unreachable", state=state, error=error.strerror or str(error))
 
 
 def refuse_open_admin(host: str, *, has_token: bool) -> None:

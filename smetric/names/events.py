@@ -153,7 +153,7 @@ EVENTS = {
     ),
     "smetric.connection.failed": "Error: serving a connection raised: a bug.",
     "smetric.cut_off": "Warning: the drain deadline has passed; so many requests, maybe none, were cut off.",
-    "smetric.supervisor.not_told": "Warning: the service manager that asks for notifications cannot be reached.",
+    "smetric.supervisor.unreachable": "Warning: the service manager that asks for notifications cannot be reached.",
     "smetric.stopped": "Info: everything has ended.",
     "smetric.tracing": "Info: at start, whether traces are exported and where to.",
     "smetric.tracing.lost": (

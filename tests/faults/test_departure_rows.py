@@ -69,8 +69,8 @@ async def check_departures(how: str, script: Script, *, stream: bool, after_firs
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, record_property: Tell) -> None:
-    told = await check_departures(how, endless, stream=True, after_first_byte=True, count=DEPARTURES)
-    record_property("F4 in a stream", f"{told}, {how}, in a stream")
+    delay = await check_departures(how, endless, stream=True, after_first_byte=True, count=DEPARTURES)
+    record_property("F4 in a stream", f"{delay}, {how}, in a stream")
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
@@ -78,8 +78,8 @@ async def test_b1_disconnect_during_a_stream_aborts_it_in_the_engine(how: str, r
 async def test_b2_disconnect_during_prefill_aborts_it_in_the_engine(
     how: str, stream: bool, record_property: Tell
 ) -> None:
-    told = await check_departures(how, hang, stream=stream, after_first_byte=False, count=DEPARTURES // 2)
-    record_property("F4", f"{told}, {how}, in prefill, {'' if stream else 'not '}streaming")
+    delay = await check_departures(how, hang, stream=stream, after_first_byte=False, count=DEPARTURES // 2)
+    record_property("F4", f"{delay}, {how}, in prefill, {'' if stream else 'not '}streaming")
 
 
 async def test_b2_disconnect_between_head_and_body_aborts_the_answer() -> None:
@@ -157,15 +157,15 @@ async def test_b6_connections_above_the_bound_get_503_and_streams_go_on(monkeypa
         for client in streams:
             assert (await client.head()).status == 200
         crowd = [await RawClient.connect(router.url) for _ in range(100)]
-        told = 0
+        refused = 0
         for client in crowd:
             try:
                 answer = await client.response()
             except (ConnectionError, asyncio.IncompleteReadError):
                 continue  # too many even for that
             assert (answer.status, 1 <= int(answer.value("retry-after")) <= 3) == (503, True)
-            told += 1
-        assert told >= 20
+            refused += 1
+        assert refused >= 20
         for client in crowd:
             client.leave()
         for client in streams:

@@ -18,8 +18,8 @@ from tests.faults.process import process
 
 #: The one place where it may write, in the name space of mounts below.
 STATE = "/srv"
-#: What runs a command as nobody, with no capability, no home and a file system that is read-only but for the folder
-#: `$WRITABLE`, which is at `STATE`.
+#: Prefix of a command that runs as the user nobody, with no capability, no home and a file system that is read-only but
+#: for the folder `$WRITABLE`, which is at `STATE`.
 UNPRIVILEGED = (
     *("unshare", "--mount", "--propagation", "private", "bash", "-c"),
     f'mount --bind "$WRITABLE" {STATE} && mount -o remount,bind,ro / && cd / && '

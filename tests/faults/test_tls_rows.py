@@ -97,10 +97,10 @@ async def secure(folder: Path) -> AsyncIterator[Secure]:
         assert (answer.status, answer.complete, answer.body[-len(DONE) :]) == (200, True, DONE)
         router.terminate()
         assert await router.ended() == 0
-        told = await asyncio.to_thread(router.log.read_text)
-        assert "Traceback" not in told
-        assert '"level":"error"' not in told
-        assert all(line.startswith("{") for line in told.splitlines())
+        log = await asyncio.to_thread(router.log.read_text)
+        assert "Traceback" not in log
+        assert '"level":"error"' not in log
+        assert all(line.startswith("{") for line in log.splitlines())
 
 
 async def seconds_until_closed(sock: socket.socket) -> float:

@@ -85,7 +85,7 @@ async def test_d13_addresses_that_are_known_do_not_wait_for_a_hanging_resolver(s
     assert len(resolver.asked) == 2
     resolver.found = ("10.0.0.2",)
     resolver.gate.set()
-    await asyncio.sleep(0)  # the look-up goes on, whoever waits for it
+    await asyncio.sleep(0)  # the look-up goes on without its first caller
     assert await addresses.find() == ("10.0.0.2",)
 
 

@@ -49,7 +49,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await answer(send, orjson.dumps(shown), (b"content-type", b"application/json"))
 
 
-async def told(client: RawClient) -> dict[str, Any]:
+async def echoed(client: RawClient) -> dict[str, Any]:
     response = await client.response()
     assert (response.status, response.complete) == (200, True)
     shown: dict[str, Any] = orjson.loads(response.body)
@@ -67,7 +67,7 @@ async def test_scope_follows_asgi() -> None:
         await client.send(
             b"POST /a%20b?q=%20 HTTP/1.1\r\nHost: x\r\nX-Up: 1 \r\nx-up: 2\r\nContent-Length: 2\r\n\r\nhi"
         )
-        assert (await told(client))["body"] == "hi"
+        assert (await echoed(client))["body"] == "hi"
     (scope,) = seen
     assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/a b", b"/a%20b", b"q=%20")
     assert scope["headers"] == [(b"host", b"x"), (b"x-up", b"1"), (b"x-up", b"2"), (b"content-length", b"2")]
@@ -97,7 +97,7 @@ async def test_upgrade_is_ignored_and_its_body_read(framing: str, whole: bool) -
             for i in range(len(raw)):
                 await client.send(raw[i : i + 1])
                 await asyncio.sleep(0)
-        first, second = await told(client), await told(client)
+        first, second = await echoed(client), await echoed(client)
     assert (first["path"], first["body"]) == ("/first", body)
     assert (second["path"], second["body"]) == ("/second", "more")
 
@@ -279,7 +279,7 @@ async def test_pipeline_ends_at_a_malformed_request() -> None:
     async with serving(noting) as url, await RawClient.connect(url) as client:
         bad = b"POST /bad HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n"
         await client.send(request("GET", "/good") + bad + request("GET", "/worse"))
-        assert (await told(client))["path"] == "/good"
+        assert (await echoed(client))["path"] == "/good"
         assert (await client.response()).status == 400
         assert await client.at_end()
     assert paths == ["/good"]
@@ -290,7 +290,7 @@ async def test_head_that_began_after_another_request_has_the_same_limit(cut: int
     head = b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % (b"A: %b\r\n" % (b"a" * 200) * 6)
     async with serving(echo, HttpLimits(header_bytes=1024)) as url, await RawClient.connect(url) as client:
         await client.send(GET + head[:cut])
-        await told(client)
+        await echoed(client)
         for piece in (head[cut:900], head[900:]):
             await client.send(piece)
             await asyncio.sleep(0.01)
@@ -306,7 +306,7 @@ async def test_head_limit_counts_fields_whatever_arrives_with_them(before: bytes
     async with serving(echo, limits) as url, await RawClient.connect(url) as client:
         await client.send(before + fits + fits.replace(b"aaa", b"aaaa", 1))
         for _ in range(2 if before else 1):
-            await told(client)
+            await echoed(client)
         assert (await client.response()).status == 431
         assert await client.at_end()
 
@@ -323,7 +323,7 @@ async def test_head_may_reach_all_its_limits_however_it_is_cut(cut: int) -> None
         for piece in (head[:cut], head[cut:], b"hi"):
             await client.send(piece)
             await asyncio.sleep(0.01)
-        assert (await told(client))["body"] == "hi"
+        assert (await echoed(client))["body"] == "hi"
 
 
 async def test_head_that_began_after_another_request_has_the_same_timeout() -> None:
@@ -332,7 +332,7 @@ async def test_head_that_began_after_another_request_has_the_same_timeout() -> N
         await RawClient.connect(url) as client,
     ):
         await client.send(GET + GET[:10])
-        await told(client)
+        await echoed(client)
         assert (await client.response()).status == 408
         assert await client.at_end()
 
@@ -343,7 +343,7 @@ async def test_empty_lines_between_requests_are_limited() -> None:
         await RawClient.connect(url) as client,
     ):
         await client.send(b"\r\n" + request("GET", "/") + b"\r\n\r\n" + request("GET", "/"))
-        assert (await told(client))["path"] == (await told(client))["path"] == "/"
+        assert (await echoed(client))["path"] == (await echoed(client))["path"] == "/"
         for _ in range(8):
             await client.send(b"\r\n" * 512)
             await asyncio.sleep(0.01)
@@ -394,7 +394,7 @@ async def test_connection_leaves_no_task_behind() -> None:
         for _ in range(times):
             async with await RawClient.connect(url) as client:
                 await client.send(GET)
-                await told(client)
+                await echoed(client)
 
     async with serving(echo) as url:
         await ask(1)
@@ -414,10 +414,10 @@ async def test_connection_answers_all_requests_in_one_task() -> None:
     async with serving(noting) as url:
         async with await RawClient.connect(url) as client:
             await client.send(GET)
-            await told(client)
+            await echoed(client)
             await client.send(GET + GET)
-            await told(client)
-            await told(client)
+            await echoed(client)
+            await echoed(client)
         assert len(tasks) == 3
         assert len(set(tasks)) == 1
         await until(lambda: tasks[0] not in asyncio.all_tasks())
@@ -436,10 +436,10 @@ async def test_connection_answers_the_next_request_in_a_new_task_after_a_cancel(
 
     async with serving(lingering) as url, await RawClient.connect(url) as client:
         await client.send(request("GET", "/first") + request("GET", "/second"))
-        assert (await told(client))["path"] == "/first"
+        assert (await echoed(client))["path"] == "/first"
         await until(lambda: len(busy) == 1)
         busy[0].cancel()
-        assert (await told(client))["path"] == "/second"
+        assert (await echoed(client))["path"] == "/second"
 
 
 async def test_request_leaves_nothing_for_the_garbage_collector() -> None:
@@ -450,13 +450,13 @@ async def test_request_leaves_nothing_for_the_garbage_collector() -> None:
 
     async with serving(watched) as url, await RawClient.connect(url) as client:
         await client.send(GET)
-        await told(client)
+        await echoed(client)
         gc.collect()
         gc.disable()
         try:
             for _ in range(50):
                 await client.send(GET)
-                await told(client)
+                await echoed(client)
             await asyncio.sleep(0)
             left = [each for each in gc.get_objects() if isinstance(each, Transaction)]
             assert len(left) <= 1

@@ -1,6 +1,6 @@
-"""In whatever order bytes come, are taken and are held back, nobody waits for somebody who has nothing to do.
+"""Flow control has no deadlock, in whatever order bytes arrive, are taken and are held back.
 
-Both ends are tried over transports without sockets, which read only while nobody has paused them, as real ones do.
+Both ends run over transports without sockets, which read only while they are not paused, as real ones do.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_connection_answers_every_request_or_closes(
         raw = b"".join(request("POST", "/", bytes(each.body)) for each in requests)
         await _feed(pipe, raw, arrivals, drains, client.data_received)
         answered = pipe.sent.count(b"HTTP/1.1 200")
-        # Whoever is answered before the whole of its body has come loses the connection: its end is not waited for.
+        # An answer before the end of the body closes the connection: that end is not waited for.
         assert answered == len(requests) or (pipe.is_over and answered > 0)
         client.abort()
         if client.task is not None:
@@ -218,7 +218,7 @@ def test_upstream_response_ends_for_its_reader(
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
 async def test_connection_yields_between_pieces_that_are_mostly_framing(is_read: bool) -> None:
-    """A transport reads as long as there is something, before it lets anybody else do anything."""
+    """A transport reads as long as there is something, before anything else runs."""
     chunks = b"1\r\nx\r\n" * 40_000
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

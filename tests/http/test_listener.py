@@ -229,14 +229,14 @@ def test_listener_accepts_connections_in_batches() -> None:
 
 
 async def test_drain_that_cuts_connections_logs_no_traceback() -> None:
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
     async with serving(Slow(), drain_s=0.1) as (url, stop), await RawClient.connect(url) as client:
         await client.send(GET)
         assert (await client.head()).status == 200
         stop.set()
         assert await client.at_end()
-    assert told == []
+    assert reported == []
 
 
 def test_listen_on_a_port_in_use_names_the_way_out() -> None:
@@ -316,13 +316,13 @@ def test_handed_over_refuses_all_but_listening_tcp_sockets(tmp_path: Path, monke
 @pytest.mark.parametrize("is_abstract", [False, True])
 def test_notify_sends_the_state(tmp_path: Path, is_abstract: bool) -> None:
     name = f"@smetric-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind("\0" + name[1:] if is_abstract else name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind("\0" + name[1:] if is_abstract else name)
         notify({"NOTIFY_SOCKET": name}, "READY=1")
-        told.settimeout(5)
-        assert told.recv(64) == b"READY=1"
+        supervisor.settimeout(5)
+        assert supervisor.recv(64) == b"READY=1"
 
 
 def test_notify_survives_a_missing_supervisor(tmp_path: Path) -> None:
     notify({}, "READY=1")
-    notify({"NOTIFY_SOCKET": str(tmp_path / "nobody")}, "READY=1")
+    notify({"NOTIFY_SOCKET": str(tmp_path / "missing")}, "READY=1")

@@ -53,9 +53,9 @@ def test_tls_names_the_file_of_an_unusable_certificate(tmp_path: Path, cert: str
     locked = secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     (tmp_path / "locked").write_bytes(locked)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match=rf"listen\.cert_file: cannot be used \({reason}\): .*/{cert}") as told:
+    with pytest.raises(ConfigError, match=rf"listen\.cert_file: cannot be used \({reason}\): .*/{cert}") as refused:
         Tls(str(tmp_path / cert), str(tmp_path / key) if key else "")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
 def with_a_pipe(file: Path) -> None:
@@ -217,7 +217,7 @@ async def test_b7_handshakes_count_as_connections_and_are_limited(tmp_path: Path
             url, port = listener.url, listener.port
             silent = [await RawClient.connect(url) for _ in range(most)]
             await until(lambda: tls.handshakes() == most)
-            assert await status_of(port, issued.trusting) == 503, "told when it has shaken hands"
+            assert await status_of(port, issued.trusting) == 503, "after its handshake"
             silent += [await RawClient.connect(url) for _ in range(MAX_REFUSED)]
             await until(lambda: tls.handshakes() == most + MAX_REFUSED)
             async with await RawClient.connect(url) as dropped:
@@ -300,7 +300,7 @@ async def test_drain_does_not_wait_for_a_handshake_that_never_ends(tmp_path: Pat
         await until(listener.task.done, within_s=1.5)
 
 
-@pytest.mark.parametrize("field", [b"", b"Connection: close\r\n"], ids=["as ever", "though told"])
+@pytest.mark.parametrize("field", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
 async def test_drain_does_not_wait_for_a_tls_client_that_never_reads(tmp_path: Path, field: bytes) -> None:
     issued = Issued(tmp_path)
 

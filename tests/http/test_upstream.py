@@ -539,7 +539,7 @@ def asked_in(port: int) -> float | None:
     return None
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="only Linux tells")
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="needs Linux")
 async def test_upstream_connection_has_tcp_keep_alive() -> None:
     async with client_of(hang) as client:
         asking = asyncio.create_task(client.ask())
@@ -649,7 +649,7 @@ async def test_d13_upstream_follows_the_name_and_stays_while_the_resolver_fails(
     upstream = Upstream(ages=Ages(life_s=0.0), resolve=resolver)
     client = Client(engine, upstream)
     await client.ask()
-    resolver.found = ("127.0.0.3", "127.0.0.2")  # nobody is at the first
+    resolver.found = ("127.0.0.3", "127.0.0.2")  # the first does not listen
     await client.ask()
     resolver.found = ()
     await client.ask()
