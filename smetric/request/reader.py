@@ -190,6 +190,10 @@ def _read_headers(
     wanted = _READ_HEADERS | {tenant} if tenant else _READ_HEADERS
     if wanted.isdisjoint(map(_NAME, headers)):
         return None  # most clients
+    once = {tenant, b"x-vllm-priority", b"x-session-turn" if settings.trust_session_headers else b""}
+    named = [name for name, _ in headers if name in once]
+    if len(named) > len(set(named)):
+        raise FieldGivenTwice("the headers give tenant, priority or turn twice; send each once")
     session_rank = len(SESSION_HEADERS)
     for name, value in headers:
         if name in SESSION_HEADERS:

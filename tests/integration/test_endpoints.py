@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.config.settings import PATHS, InstanceSettings
+from smetric.config.settings import PATHS
 from smetric.http.headers import VIA
 from smetric.proxy import endpoints, forward
 from smetric.sources import models as lists
-from tests.fakes import CAPTURES, DONE, MODELS, Call, FakeEngine, Script, chunk, delta, hang, one_model, until
+from tests.fakes import CAPTURES, DONE, Call, FakeEngine, Script, chunk, delta, one_model, until
 from tests.faults.harness import Running, chat, running
 
 pytestmark = pytest.mark.slow
@@ -327,29 +327,6 @@ async def test_models_of_all_engines_are_merged_with_all_fields() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-async def test_models_wait_for_no_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(FakeEngine(), FakeEngine()) as router:
-        await until(lambda: router.instance_of(router.engines[1]).models is not None)
-        router.engines[1].models = hang
-        assert set(await models_of(router)) == {"tiny"}
-        await until(lambda: bool(router.lines("smetric.models.unreadable")))
-        monkeypatch.setattr(lists, "WAIT_S", 60.0)
-        assert set(await models_of(router)) == {"tiny"}, "the last read timed out, so it is not waited for"
-        assert len(router.lines("smetric.models.unreadable")) == 1
-
-
-async def test_models_of_an_instance_with_configured_names_are_those_names() -> None:
-    engine = FakeEngine()
-    await engine.start()
-    instances = [InstanceSettings(url=engine.url, models=("tiny", "more"))]
-    async with running(engine, instances=instances) as router:
-        assert await models_of(router) == {
-            "tiny": orjson.loads(MODELS)["data"][0],
-            "more": {"id": "more", "object": "model"},
-        }
-
-
-@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("field", "is_told"),
     [
@@ -432,21 +409,6 @@ async def test_unknown_model_is_looked_for_again_before_a_404() -> None:
         body = b'{"model":"new","messages":[]}'
         assert (await router.ask("POST", "/v1/messages/count_tokens", body)).status == 200
         assert len(router.engines[1].calls) == 2
-
-
-async def test_unknown_models_cause_one_read_a_second() -> None:
-    async with two_models() as router:
-        asked = 0
-
-        async def count(call: Call) -> None:
-            nonlocal asked
-            asked += 1
-            await one_model(call)
-
-        router.engines[0].models = count
-        answers = await asyncio.gather(*(router.chat(model=f"none{number}") for number in range(30)))
-        assert {answer.status for answer in answers} == {404}
-        assert asked <= 2
 
 
 NO_MODEL = [

@@ -231,6 +231,13 @@ def test_parse_reads_turn_header_only_if_trusted() -> None:
         read(Api.CHAT, CHAT, [(b"x-session-turn", b"many")], trust_session_headers=True)
 
 
+@pytest.mark.parametrize("name", [b"x-team", b"x-vllm-priority", b"x-session-turn"])
+def test_parse_refuses_header_that_policies_read_given_twice(name: bytes) -> None:
+    with pytest.raises(FieldGivenTwice):
+        read(Api.OTHER, CHAT, [(name, b"1"), (name, b"1")], tenant_header="x-team", trust_session_headers=True)
+    assert read(Api.CHAT, CHAT, [(b"x-team", b"1"), (b"x-team", b"1"), (b"x-request-id", b"r")] * 2).id == "r"
+
+
 def test_parse_reads_tenant_and_request_id_headers() -> None:
     headers = [(b"x-team", b"blue"), (b"x-request-id", b"r1")]
     request = read(Api.CHAT, CHAT, headers, tenant_header="x-team")
