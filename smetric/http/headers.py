@@ -28,13 +28,13 @@ NOT_FORWARDED = HOP_BY_HOP | OURS
 #: Fields that a Connection header may not name, and their beginnings: an instance must see what a gateway has set, and
 #: what the client itself relies on. A client could have it stripped otherwise (CVE-2022-31813).
 _END_TO_END = frozenset(
-    b"api-key authorization baggage cache-control cookie date forwarded host idempotency-key origin traceparent "
-    b"tracestate user-agent via x-api-key x-client-ip x-correlation-id x-real-ip x-request-id x-session-id "
+    b"api-key authorization baggage cache-control cookie date forwarded host idempotency-key origin session-id "
+    b"traceparent tracestate user-agent via x-api-key x-client-ip x-correlation-id x-real-ip x-request-id x-session-id "
     b"x-session-turn x-tenant-id x-user-id".split()
 )
 _END_TO_END_STARTS = tuple(
-    b"accept access-control- anthropic- content- openai- sec- x-envoy- x-forwarded- x-gateway- x-smetric- x-stainless- "
-    b"x-vllm-".split()
+    b"accept access-control- anthropic- content- openai- sec- x-claude- x-dynamo- x-envoy- x-forwarded- x-gateway- "
+    b"x-smetric- x-stainless- x-vllm-".split()
 )
 #: Fields between gateways and this router; from a client they are forged.
 RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")

@@ -107,7 +107,8 @@ def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> Htt
     if len(headers) > limits.header_count:
         return RequestError(f"more than {limits.header_count} header fields (setting limits.max_headers)", status=431)
     values = dict(headers)
-    if len(values) < len(headers):
+    has_repeated = len(values) < len(headers)
+    if has_repeated:
         names = [name for name, _ in headers]
         for name in names:
             if name in SINGLE and names.count(name) > 1:
@@ -116,8 +117,10 @@ def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> Htt
         return RequestError(
             f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
         )
-    if values.get(b"connection") not in _USUAL and (problem := _inspect_connection(headers, limits)) is not None:
-        return problem
+    if has_repeated or values.get(b"connection") not in _USUAL:
+        problem = _inspect_connection(headers, limits)
+        if problem is not None:
+            return problem
     host = values.get(b"host")
     if (host is None and version == "1.1") or (host and HOST.fullmatch(host) is None):
         return RequestError("the Host header must be one host name or address, with an optional port")
