@@ -233,10 +233,10 @@ class HealthSettings(Section, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=1000),
         doc(
-            "Ejects an instance whose time to first token, per prompt token, is this many times that of its peers. "
-            "0: never."
+            "Ejects an instance whose time to first token, also per prompt token, is more than so many times that of "
+            "its peers. 0: never."
         ),
-    ] = 5
+    ] = 4
     ejection: Annotated[
         float, duration("100ms", "1h"), doc("Time of an ejection; multiplied by the recent ejections in a row.")
     ] = 30.0

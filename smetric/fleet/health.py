@@ -10,8 +10,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median, median_low
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -33,16 +34,28 @@ FULL = 503
 TOO_MANY = 429
 #: 5xx answers of a healthy instance: a full queue, or something the engine cannot do.
 NEUTRAL = frozenset({501, FULL})
-#: First tokens that are kept of each instance, fewest that are compared, and their largest age in seconds.
-KEPT = 8
-FEWEST = 5
+#: Number of the latest waits for a first token that show that an instance is slow, and their largest age in seconds.
+#: More than half as many show what is usual for its peers.
+COMPARED = 7
 FRESH_S = 60.0
 #: Cost of a first token beside prefill, in tokens of prefill. Without it, short prompts would look slow.
 BASE_TOKENS = 512
-#: An instance whose first token comes within this many seconds is never slow.
+#: An instance whose first token comes within this many seconds is never slow. The bound grows with the differences
+#: between the waits of its peers, `LEAST_SPREAD_S` at least; twice as much in fleets of up to `SMALL_FLEET` instances.
 NOTICED_S = 0.25
+LEAST_SPREAD_S = 0.05
+SMALL_FLEET = 3
+#: Each of its waits is so many times as long as is usual: what stalls now and then is not slow.
+LEAST_FACTOR = 2.5
+#: An instance whose clients give up `Tolerance.failures` requests in a row hangs if it gave no output for so many
+#: seconds, and for so many times the longest of the latest waits for its peers.
+SILENT_S = 3.0
+SILENT_FACTOR = 4.0
 #: Seconds between two comparisons.
 EVERY_S = 1.0
+
+if TYPE_CHECKING:
+    from smetric.fleet.exchange import Attempt
 
 log = structlog.get_logger("smetric.fleet.health")
 
@@ -66,7 +79,7 @@ class Tolerance:
     fall: int = 2
     rise: int = 2
     failures: int = 5
-    slow_factor: float = 5.0
+    slow_factor: float = 4.0
     ejection_s: float = 30.0
     longest_ejection_s: float = 300.0
     max_ejected: float = 0.3
@@ -90,62 +103,102 @@ def tolerance_of(settings: Settings) -> Tolerance:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A wait for a first token, which is over at *at*. If the client gave it up, it would have been longer.
+
+    Its seconds are compared as they are and for each token ahead of it. So long prompts, a queue of the router's own
+    making and prompts whose cached part is unknown do not count against an instance.
+    """
+
+    at: float
+    seconds: float
+    per_token: float
+    is_given_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """Waits of a group of peers: the medians of its faster half, and the longest of nine in ten of its waits."""
+
+    seconds: float
+    per_token: float
+    longest: float
+    is_small: bool
+
+
 class Latencies:
     """Times to first token, compared among peers: instances of the same role, pool and models.
 
-    A time is compared as it is and per token ahead of it; an outlier is one by both. So long prompts, a queue of the
-    router's own making and prompts whose cached part is unknown do not count against an instance.
+    Waits of one instance that overlap count once: one stall delays many. An instance is slow if all its latest waits
+    are longer than usual, half of them by far, and the newest still is.
 
     Args:
         instances: the instances to compare.
-        factor: an outlier's median is more than so many times its peers'; 0: none is.
+        factor: a slow instance waits more than so many times as long as its peers; 0: none is slow.
         clock: monotonic seconds.
     """
 
     def __init__(self, instances: Iterable[Instance], factor: float, clock: Callable[[], float]) -> None:
-        #: Of each instance: when, seconds, seconds per token.
-        self._waits: dict[Instance, deque[tuple[float, float, float]]] = {
-            instance: deque(maxlen=KEPT) for instance in instances
-        }
+        self._waits: dict[Instance, deque[_Wait]] = {instance: deque(maxlen=COMPARED) for instance in instances}
         self._factor = factor
         self._clock = clock
-        self.due = -math.inf
+        self._usual: dict[Hashable, _Usual] = {}
+        self._due = -math.inf
 
-    def add(self, instance: Instance, seconds: float, tokens: int) -> bool:
-        """Add a first token that came after *seconds*, behind *tokens* to prefill; return whether to compare now."""
-        if not self._factor:
-            return False
-        now = self._clock()
-        self._waits[instance].append((now, seconds, seconds / (BASE_TOKENS + tokens)))
-        if now < self.due:
-            return False
-        self.due = now + EVERY_S
-        return True
+    def add(self, instance: Instance, seconds: float, tokens: int, *, is_given_up: bool = False) -> dict[str, Any]:
+        """Add a wait of *seconds*, behind *tokens* to prefill; return why the instance is slow, empty if it is not."""
+        now, waits = self._clock(), self._waits[instance]
+        if not self._factor or (waits and now - seconds < waits[-1].at):
+            return {}
+        waits.append(_Wait(now, seconds, seconds / (BASE_TOKENS + tokens), is_given_up))
+        return self._verdict(instance, now) if seconds > NOTICED_S and len(waits) == COMPARED else {}
 
     def forget(self, instance: Instance) -> None:
         """Drop the times of *instance*."""
         self._waits[instance].clear()
 
-    def outliers(self) -> list[Instance]:
-        """Return the instances that are far slower than their peers.
+    def _verdict(self, instance: Instance, now: float) -> dict[str, Any]:
+        if now >= self._due:
+            self._due = now + EVERY_S
+            self._usual = self._compare(now)
+        usual = self._usual.get(_group(instance))
+        waits = self._waits[instance]
+        if usual is None or waits[0].at < now - FRESH_S:
+            return {}
+        # A small fleet, and one whose waits differ much, has chance outliers.
+        spread = LEAST_SPREAD_S + usual.longest - usual.seconds
+        bound = max(self._factor * usual.seconds, NOTICED_S + (2 if usual.is_small else 1) * spread)
+        wait_s = median(wait.seconds for wait in waits)
+        if (
+            wait_s <= bound
+            or median(wait.per_token for wait in waits) <= self._factor * usual.per_token
+            or min(wait.seconds for wait in waits) <= LEAST_FACTOR * usual.seconds
+        ):
+            return {}
+        return {"wait_s": round(wait_s, 3), "bound_s": round(bound, 3), "peers_s": round(usual.seconds, 3)}
 
-        The measure is the peers' lower median: of two instances the slower one may be an outlier, and if most are slow
-        none is.
-        """
-        since = self._clock() - FRESH_S
-        groups: dict[Hashable, list[tuple[float, float, Instance]]] = {}
+    def _compare(self, now: float) -> dict[Hashable, _Usual]:
+        """Return what is usual by group. The faster half counts: if most are slow, none is an outlier."""
+        groups: dict[Hashable, list[tuple[float, float, list[float]]]] = {}
         for instance, waits in self._waits.items():
-            fresh = [(seconds, per_token) for at, seconds, per_token in waits if at >= since]
-            if len(fresh) >= FEWEST:
-                seconds, per_token = (median(column) for column in zip(*fresh, strict=True))
-                peers = groups.setdefault((instance.role, instance.pool, instance.base_models), [])
-                peers.append((seconds, per_token, instance))
-        found = []
-        for peers in groups.values():
-            longest = max(NOTICED_S, self._factor * median_low(seconds for seconds, _, _ in peers))
-            slowest = self._factor * median_low(per_token for _, per_token, _ in peers)
-            found += [one for seconds, per_token, one in peers if seconds > longest and per_token > slowest]
-        return found
+            known = [wait for wait in waits if wait.at >= now - FRESH_S and not wait.is_given_up]
+            if len(known) > COMPARED // 2:
+                seconds = [wait.seconds for wait in known]
+                row = median(seconds), median(wait.per_token for wait in known), seconds
+                groups.setdefault(_group(instance), []).append(row)
+        usual = {}
+        for group, rows in groups.items():
+            half = sorted(rows)[: (len(rows) + 1) // 2]
+            pooled = sorted(wait for _, _, seconds in half for wait in seconds)
+            per_token = median_low(per_token for _, per_token, _ in rows)
+            longest = pooled[int(0.9 * (len(pooled) - 1))]
+            usual[group] = _Usual(half[-1][0], per_token, longest, len(rows) <= SMALL_FLEET)
+        return usual
+
+
+def _group(instance: Instance) -> Hashable:
+    return instance.role, instance.pool, instance.base_models
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +215,14 @@ class _Vitals:
     failures: int = 0
     suspicions: int = 0
     aborts: int = 0
+    #: Seconds of its latest waits for output, and when the last one was over.
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=COMPARED))
+    heard_at: float = -math.inf
+    #: Requests in a row that clients gave up, and since when it has given no output to one.
+    given_up: int = 0
+    silent_since: float = -math.inf
+    #: Why it was ejected last: fields of the log line.
+    why: dict[str, Any] = field(default_factory=dict)
     #: Falls that are not forgiven, and since when it has been well; None while it is not.
     falls: int = 0
     well_since: float | None = -math.inf
@@ -268,7 +329,7 @@ class Health:
         vitals = self._vitals[instance]
         vitals.failures += 1
         if vitals.failures >= self.tolerance.failures:
-            self._eject(instance, vitals, reason)
+            self._eject(instance, vitals, reason, failures=vitals.failures)
 
     def record_suspect_failure(self, instance: Instance) -> None:
         """Record a failed request whose fault is unknown until another instance has answered it, maybe minutes later.
@@ -286,11 +347,33 @@ class Health:
         vitals.deprioritized_until = self._clock() + DEPRIORITIZED_S
         self._judge(instance, vitals)
 
-    def waited(self, instance: Instance, seconds: float, tokens: int) -> None:
-        """Record the time to first token of a stream, behind *tokens* to prefill, its own included."""
-        if self._latencies.add(instance, seconds, tokens):
-            for slow in self._latencies.outliers():
-                self._eject(slow, self._vitals[slow], "slow")
+    def waited(self, instance: Instance, seconds: float, tokens: int, *, is_stream: bool = True) -> None:
+        """Record the wait for the first output of an answer, behind *tokens* to prefill, its own included."""
+        vitals = self._vitals[instance]
+        vitals.waits.append(seconds)
+        vitals.heard_at = self._clock()
+        vitals.given_up = 0
+        if is_stream and (why := self._latencies.add(instance, seconds, tokens)):
+            self._eject(instance, vitals, names.SLOW, **why)
+
+    def gave_up(self, instance: Instance, seconds: float, tokens: int, *, is_stream: bool = True) -> None:
+        """Record that a client left which had waited *seconds* for output in vain: it takes at least as long.
+
+        Answers in one piece differ too much in length to call an instance slow, but one that gives none at all hangs.
+        """
+        vitals, now = self._vitals[instance], self._clock()
+        since = max(now - seconds, vitals.heard_at)
+        vitals.silent_since = min(since, vitals.silent_since) if vitals.given_up else since
+        vitals.given_up += 1
+        if is_stream and (why := self._latencies.add(instance, seconds, tokens, is_given_up=True)):
+            self._eject(instance, vitals, names.SLOW, **why)
+        elif vitals.given_up >= self.tolerance.failures:
+            group, since = _group(instance), vitals.silent_since
+            answering = [v for one, v in self._vitals.items() if v.heard_at > since and _group(one) == group]
+            longest = max((max(peer.waits) for peer in answering), default=math.inf)
+            silent_s = now - vitals.silent_since
+            if silent_s > max(SILENT_S, SILENT_FACTOR * longest):
+                self._eject(instance, vitals, names.TIMEOUT, silent_s=round(silent_s, 3), given_up=vitals.given_up)
 
     def aborted(self, instance: Instance) -> None:
         """Record an answer that ended in `finish_reason: abort`, as all do when the engine shuts down.
@@ -322,7 +405,7 @@ class Health:
     def restarted(self, instance: Instance) -> None:
         """Record that a new process answers. The old one's failures are past, unless processes come and go."""
         vitals = self._vitals[instance]
-        vitals.failures = vitals.suspicions = vitals.aborts = 0
+        vitals.failures = vitals.suspicions = vitals.aborts = vitals.given_up = 0
         vitals.stopping_until = vitals.deprioritized_until = -math.inf
         self._latencies.forget(instance)
         if not vitals.flaps:
@@ -380,10 +463,11 @@ class Health:
         vitals.falls += 1
         self._on_ejected(instance, reason)
 
-    def _eject(self, instance: Instance, vitals: _Vitals, reason: str) -> None:
+    def _eject(self, instance: Instance, vitals: _Vitals, reason: str, **why: Any) -> None:
         if not instance.healthy or not self._may_leave_out(State.EJECTED):
             return
-        vitals.failures = 0
+        vitals.failures = vitals.given_up = 0
+        vitals.why = {"reason": reason, **why}
         self._fell(instance, vitals, reason)
         self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=False)
         self._judge(instance, vitals)
@@ -431,7 +515,10 @@ class Health:
         state = vitals.state(ejected=ejected, stopping=stopping, asleep=asleep)
         if state is not instance.state:
             write = log.info if state in (State.WELL, State.WARMING) else log.warning
-            write("smetric.instance.changed", instance=instance.id, state=state.value, before=instance.state.value)
+            why = vitals.why if state is State.EJECTED else {}
+            write(
+                "smetric.instance.changed", instance=instance.id, state=state.value, before=instance.state.value, **why
+            )
             instance.state = state
             instance.load_changed()
 
@@ -511,9 +598,16 @@ class AttemptLog:
         """Note that the end of the present attempt says nothing about its instance, be it good or bad."""
         self._is_excused = True
 
-    def waited(self, lease: Lease, seconds: float) -> None:
-        """Record the time to first token of a stream."""
-        self._health.waited(lease.instance, seconds, lease.ahead)
+    def waited(self, lease: Lease, seconds: float, *, is_stream: bool) -> None:
+        """Record the wait for the first output of an answer."""
+        self._health.waited(lease.instance, seconds, lease.ahead, is_stream=is_stream)
+
+    def gave_up(self, lease: Lease, attempt: Attempt) -> None:
+        """Record that the client left during *attempt*. If there was no output, its wait was in vain."""
+        record = attempt.record
+        if record.ttfc_s is None and record.is_inference and not lease.is_past:
+            seconds = time.perf_counter() - attempt.started
+            self._health.gave_up(lease.instance, seconds, lease.ahead, is_stream=record.request.stream)
 
     def untried(self) -> None:
         """Record that the request was not retried although it could have been; its fault stays unknown."""

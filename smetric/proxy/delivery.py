@@ -464,9 +464,11 @@ class Delivery:
         record, lease, lookups = self.record, self.lease, self.context.router.lookups
         is_current = not lease.is_past
         lease.first_output()
-        if is_current and record.is_inference and self.observer.is_stream:
-            self.trial.waited(lease, ttfc_s)
-            lookups.first_token(lease, ttfc_s)
+        if is_current and record.is_inference:
+            is_stream = self.observer.is_stream
+            self.trial.waited(lease, ttfc_s, is_stream=is_stream)
+            if is_stream:
+                lookups.first_token(lease, ttfc_s)
         if record.is_inference and self.answer.status == 200:
             if is_current:
                 lookups.prefilled(record.request, lease.instance)

@@ -144,6 +144,8 @@ class Forwarding:
                     failure = await self._attempt(lease, record, attempt)
                 finally:
                     self.trial.ended(lease, attempt.result, attempt.status)
+                    if attempt.result == names.ABORTED:
+                        self.trial.gave_up(lease, attempt)
             finally:
                 if lease is not None:
                     lease.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from smetric.config.settings import HealthSettings
 from smetric.fleet.instance import State
-from tests.fakes import DONE, Call, FakeEngine, Response, Script, capture, chunk, delta, fetch, healthy, until
+from tests.fakes import DONE, Call, FakeEngine, Response, Script, capture, chunk, delta, fetch, hang, healthy, until
 from tests.faults.harness import Running, Tell, chat, running
 
 #: Judges fast, so that rows are short.
@@ -218,6 +218,27 @@ async def test_instance_with_failing_requests_is_ejected_and_returns() -> None:
         assert router.lines("smetric.instance.changed")[-1]["state"] == "ejected"
         bad.recover()
         await until(lambda: router.instance_of(bad).healthy)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "one piece"])
+async def test_instance_that_never_answers_is_ejected_as_its_clients_leave(stream: bool) -> None:
+    async with running(*(FakeEngine() for _ in range(4)), policy="round_robin", health=EAGER) as router:
+        hung = router.engines[0]
+        hung.script = hang
+        began = asyncio.get_running_loop().time()
+
+        async def leaving() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0), await router.client(chat(stream=stream)) as client:
+                    assert (await client.head()).status == 200
+
+        while router.instance_of(hung).state is State.WELL:
+            await asyncio.gather(*(leaving() for _ in range(8)))
+            assert asyncio.get_running_loop().time() - began < 10.0
+        assert router.instance_of(hung).state is State.EJECTED
+        line = router.lines("smetric.instance.changed")[-1]
+        assert (line["instance"], line["reason"]) == ("e0", "timeout")
+        assert all(router.instance_of(engine).state is State.WELL for engine in router.engines[1:])
 
 
 def answers(status: int) -> Script:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from smetric import names
-from smetric.fleet.health import FEWEST, FRESH_S, KEPT, NOTICED_S, AttemptLog, Health, Tolerance
+from smetric.fleet.health import COMPARED, FRESH_S, NOTICED_S, AttemptLog, Health, Tolerance
 from smetric.fleet.instance import Instance, State
 from tests.clock import Clock
 
@@ -44,9 +48,9 @@ class Ward:
             self.health.probed(instance, ok=ok, refused=refused)
 
     def stream(self, *seconds: float, times: int = 1, tokens: Sequence[int] | None = None) -> None:
-        """*times* streams on each instance, a second apart, which wait for *seconds* there."""
+        """*times* streams on each instance, one after the other, which wait for *seconds* there."""
         for _ in range(times):
-            self.clock.now += 1.0
+            self.clock.now += max(1.0, *seconds)
             for instance, waited, count in zip(self.instances, seconds, tokens or [0] * len(seconds), strict=True):
                 self.health.waited(instance, waited, count)
 
@@ -63,25 +67,25 @@ def test_latency_ejects_a_tenfold_slower_instance_within_few_streams() -> None:
     ward = Ward()
     ward.stream(*EVEN, times=20)
     assert ward.ejections == []
-    ward.stream(*SLOW, times=FEWEST + 1)
+    ward.stream(*SLOW, times=COMPARED)
     assert ward.states() == [State.EJECTED, State.WELL, State.WELL, State.WELL]
     assert ward.ejections == [("gpu-00", "slow")]
 
 
 def test_latency_ejection_ends_in_a_slow_start_and_is_forgotten() -> None:
     ward = Ward()
-    ward.stream(*SLOW, times=KEPT)
+    ward.stream(*SLOW, times=COMPARED)
     ward.after(30.0)
     assert ward.states()[0] is State.WARMING
-    ward.stream(*EVEN, times=KEPT)
+    ward.stream(*EVEN, times=COMPARED)
     assert ward.ejections == [("gpu-00", "slow")]
 
 
 def test_latency_ejects_again_for_longer() -> None:
     ward = Ward()
-    ward.stream(*SLOW, times=KEPT)
+    ward.stream(*SLOW, times=COMPARED)
     ward.after(30.0)
-    ward.stream(*SLOW, times=FEWEST)
+    ward.stream(*SLOW, times=COMPARED)
     assert ward.states()[0] is State.EJECTED
     ward.after(45.0)
     assert ward.states()[0] is State.EJECTED
@@ -105,12 +109,193 @@ def test_latency_tolerates(waits: Sequence[Sequence[float]], tolerance: dict[str
     assert ward.ejections == []
 
 
+class Engines:
+    """Engines that serve requests at random times, and stall at random times.
+
+    Args:
+        count: number of engines, each of which gets *rate* requests a second.
+        base_s: median time to a first token, with a spread of *sigma* as of a log-normal distribution.
+        stall_every_s: mean seconds from the end of a stall of an engine to its next one.
+        slow: how many times as long as the others the first engine takes.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        seed: int,
+        *,
+        rate: float,
+        base_s: float,
+        sigma: float,
+        stall_every_s: float,
+        slow: float = 1.0,
+    ) -> None:
+        self.ward = Ward(count, slow_start_s=0.0)
+        self.stalls = 0
+        self._random = random.Random(seed)
+        self._rate, self._every_s = rate, stall_every_s
+        self._base = [base_s * (slow if number == 0 else 1.0) for number in range(count)]
+        self._sigma = sigma
+        #: Stalls of each engine so far, the next one included: when it begins and ends.
+        self._stall = [self._next_stall(0.0) for _ in range(count)]
+
+    def _next_stall(self, after: float) -> tuple[float, float]:
+        begin = after + self._random.expovariate(1 / self._every_s)
+        return begin, begin + self._random.choice([self._random.uniform(0.5, 3.0), self._random.expovariate(1 / 3)])
+
+    def _end(self, number: int, at: float) -> float:
+        """Return when a request that is sent *at* gets its first token."""
+        work_s = self._base[number] * self._random.lognormvariate(0.0, self._sigma)
+        while True:
+            begin, end = self._stall[number]
+            if end <= at:
+                self.stalls += 1
+                self._stall[number] = self._next_stall(end)
+            elif begin <= at:
+                return end + work_s
+            else:
+                return at + work_s if at + work_s <= begin else end + at + work_s - begin
+
+    def run(self, *, stalls: float = math.inf, seconds: float = math.inf) -> float:
+        """Serve until so many *stalls* or *seconds* have passed, or an instance is ejected; return the time."""
+        clock = self.ward.clock
+        began = clock.now
+        count = len(self.ward.instances)
+        events = [(began + self._random.expovariate(self._rate), number, math.inf) for number in range(count)]
+        heapq.heapify(events)
+        while self.stalls < stalls and clock.now - began < seconds and not self.ward.ejections:
+            clock.now, number, sent = heapq.heappop(events)
+            if sent < math.inf:
+                self.ward.health.waited(self.ward.instances[number], clock.now - sent, 0)
+                continue
+            heapq.heappush(events, (clock.now + self._random.expovariate(self._rate), number, math.inf))
+            end = began + self._end(number, clock.now - began)
+            heapq.heappush(events, (end, number, clock.now))
+        return clock.now - began
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_latency_ejects_no_equal_engine_in_ten_thousand_stalls(count: int) -> None:
+    for seed, (rate, sigma) in enumerate([(0.5, 0.4), (0.3, 0.6), (2.0, 0.8), (1.0, 0.2)]):
+        engines = Engines(count, seed, rate=rate, base_s=0.15, sigma=sigma, stall_every_s=20.0)
+        engines.run(stalls=625)
+        assert engines.ward.ejections == []
+
+
+@pytest.mark.parametrize("base_s", [0.15, 0.5])
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_latency_finds_a_five_times_slower_engine_within_thirty_seconds(count: int, base_s: float) -> None:
+    for seed in range(10):
+        engines = Engines(count, seed, rate=2.0, base_s=base_s, sigma=0.2, stall_every_s=1e9, slow=5.0)
+        assert engines.run(seconds=60.0) <= 30.0
+        assert engines.ward.ejections == [("gpu-00", "slow")]
+
+
+def test_latency_counts_waits_that_overlap_once() -> None:
+    ward = Ward()
+    ward.stream(*EVEN, times=COMPARED)
+    one = ward.instances[0]
+    for _ in range(3):  # three stalls of six requests each
+        ward.clock.now += 5.0
+        for _ in range(6):
+            ward.health.waited(one, 5.0, 0)
+    assert ward.ejections == []
+
+
+def test_latency_ejects_no_instance_that_is_well_again() -> None:
+    ward = Ward()
+    for _ in range(20):
+        ward.stream(*SLOW, times=COMPARED - 1)
+        ward.stream(*EVEN)
+    assert ward.ejections == []
+
+
+def test_latency_bound_grows_with_the_differences_among_peers() -> None:
+    mixed, even = Ward(3), Ward(3)
+    for hit, miss in ((0.03, 0.4), (0.03, 0.35)):
+        for _ in range(COMPARED):
+            mixed.stream(0.6, hit, hit)
+            mixed.stream(0.6, miss, miss)
+    even.stream(0.6, 0.03, 0.03, times=COMPARED)
+    assert (mixed.ejections, even.ejections) == ([], [("gpu-00", "slow")])
+
+
+def test_ejection_is_logged_with_its_reason() -> None:
+    ward = Ward()
+    with capture_logs() as logs:
+        ward.stream(*SLOW, times=COMPARED)
+        ward.fail(ward.instances[1])
+        ward.after(31.0)
+        ward.fail(ward.instances[1])
+    told = [line for line in logs if line["state"] == "ejected"]
+    assert [line["reason"] for line in told] == ["slow", "5xx"]
+    assert (told[0]["wait_s"], told[0]["peers_s"], told[0]["bound_s"], told[1]["failures"]) == (3.0, 0.3, 1.2, 6)
+
+
+# Waits that clients gave up
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_instance_that_gives_no_output_is_ejected_although_clients_leave(is_stream: bool) -> None:
+    ward = Ward()
+    hung, *others = ward.instances
+    for _ in range(7):
+        ward.clock.now += 1.0
+        ward.health.gave_up(hung, 1.0, 0, is_stream=is_stream)
+        for one in others:
+            ward.health.waited(one, 0.2, 0, is_stream=is_stream)
+    assert (ward.states()[0], len(ward.ejections)) == (State.EJECTED, 1)
+
+
+@pytest.mark.parametrize(
+    ("output_every", "left_after_s", "peers_s", "is_stream"),
+    [
+        (3, 5.0, 0.2, False),
+        (99, 0.1, 0.05, False),
+        (99, 5.0, 20.0, False),
+        (99, 5.0, 20.0, True),
+        (99, 5.0, None, True),
+    ],
+    ids=["it answers others", "one short stall", "long answers", "long prompts", "no peer answers"],
+)
+def test_instance_whose_clients_leave_may_be_well(
+    output_every: int, left_after_s: float, peers_s: float | None, is_stream: bool
+) -> None:
+    ward = Ward()
+    one, *others = ward.instances
+    for number in range(1, 11):
+        ward.clock.now += left_after_s
+        ward.health.gave_up(one, left_after_s, 0, is_stream=is_stream)
+        if number % output_every == 0:
+            ward.health.waited(one, 2.0, 0, is_stream=is_stream)
+        for other in others:
+            if peers_s is not None:
+                ward.health.waited(other, peers_s, 0, is_stream=is_stream)
+    assert ward.ejections == []
+
+
+def test_wait_that_was_given_up_counts_as_at_least_as_long() -> None:
+    ward = Ward()
+    for _ in range(COMPARED):
+        ward.stream(*SLOW)
+        ward.clock.now += 3.0
+        ward.health.gave_up(ward.instances[0], 3.0, 0)
+    assert ward.ejections == [("gpu-00", "slow")]
+    left_at_once = Ward()
+    for _ in range(COMPARED):
+        left_at_once.stream(*EVEN)
+        left_at_once.clock.now += 1.0
+        for other in left_at_once.instances[1:]:
+            left_at_once.health.gave_up(other, 0.01, 0)
+    assert left_at_once.ejections == [], "a short wait that was given up makes no other instance slow"
+
+
 def test_latency_ejects_the_slower_of_two_but_never_the_only_one() -> None:
     two = Ward([Instance("a", "http://a"), Instance("b", "http://b")])
-    two.stream(3.0, 0.3, times=KEPT)
+    two.stream(3.0, 0.3, times=COMPARED)
     assert two.ejections == [("a", "slow")]
     one = Ward([Instance("a", "http://a")])
-    one.stream(100.0, times=KEPT)
+    one.stream(100.0, times=COMPARED)
     assert one.ejections == []
 
 
@@ -137,15 +322,15 @@ def test_latency_compares_instances_of_the_same_models() -> None:
     small = [Instance(f"small-{i}", f"http://{i}", models=["small"]) for i in range(3)]
     small[0].models, small[0].adapters = frozenset({"small", "lora"}), frozenset({"lora"})
     ward = Ward([large, *small])
-    ward.stream(30.0, 3.0, 0.3, 0.3, times=KEPT)
+    ward.stream(5.0, 3.0, 0.3, 0.3, times=COMPARED)
     assert ward.ejections == [("small-0", "slow")]
 
 
 def test_latency_ignores_old_waits() -> None:
     ward = Ward()
-    ward.stream(*EVEN, times=KEPT)
+    ward.stream(*EVEN, times=COMPARED)
     ward.clock.now += FRESH_S
-    for _ in range(KEPT):
+    for _ in range(COMPARED):
         ward.clock.now += 1.0
         ward.health.waited(ward.instances[0], 30.0, 0)
     assert ward.ejections == []
@@ -159,9 +344,9 @@ def test_latency_ejects_no_more_than_the_bound() -> None:
 
 def test_latency_of_a_past_process_is_forgotten() -> None:
     ward = Ward(slow_start_s=0.0)
-    ward.stream(*SLOW, times=FEWEST - 1)
+    ward.stream(*SLOW, times=COMPARED - 1)
     ward.health.restarted(ward.instances[0])
-    ward.stream(*SLOW, times=FEWEST - 1)
+    ward.stream(*SLOW, times=COMPARED - 1)
     assert ward.ejections == []
 
 
