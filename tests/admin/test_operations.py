@@ -76,17 +76,11 @@ async def test_drains_outlive_the_router(tmp_path: Path) -> None:
         assert router.lines("smetric.drains.restored")[0]["instances"] == ["e0"]
 
 
-async def test_drain_of_an_unknown_instance_is_404() -> None:
+async def test_drain_refuses_browsers_and_unknown_instances() -> None:
     async with running(FakeEngine()) as router:
         unknown = await command(router, "drain", "gpu/7?")
-        assert (unknown.exit_code, unknown.stderr) == (
-            1,
-            "Error: gpu/7?: no instance has this id; GET /admin/instances lists them\n",
-        )
-
-
-async def test_drain_refuses_browsers() -> None:
-    async with running(FakeEngine()) as router:
+        said = "Error: gpu/7?: no instance has this id; GET /admin/instances lists them\n"
+        assert (unknown.exit_code, unknown.stderr) == (1, said)
         for origin in ("http://evil.example", "null"):
             answer = await fetch(router.admin_url, "POST", "/admin/instances/e0/drain", headers=[("origin", origin)])
             assert answer.status == 403
