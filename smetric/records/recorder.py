@@ -21,7 +21,7 @@ from smetric import __version__
 from smetric.config import Settings
 from smetric.features import ON_DEMAND
 from smetric.fleet.exchange import Exchange, Listener
-from smetric.fleet.record import safe
+from smetric.fleet.record import DecisionRecord, safe
 from smetric.policy import Outcome, Policy, Snapshot
 from smetric.policy.vocabulary import pseudonym
 from smetric.records.format import (
@@ -43,7 +43,6 @@ from smetric.records.traffic import Traffic
 from smetric.records.writer import RotatedFile, Writer
 
 if TYPE_CHECKING:
-    from smetric.fleet.record import DecisionRecord
     from smetric.policy import Decision
 
 
@@ -56,6 +55,13 @@ _MOST_OBSERVED = 16
 #: Generations that are remembered, for requests that end late.
 _MOST_GENERATIONS = 256
 _encode = msgspec.json.Encoder().encode
+#: Fields of a line that are those of the record.
+_SAME = tuple(
+    name
+    for name in DecisionLine.__struct_fields__
+    if name in DecisionRecord.__struct_fields__ and name not in ("generation", "instance", "request", "hit")
+)
+_same = operator.attrgetter(*_SAME)
 
 log = structlog.get_logger("smetric.records")
 
@@ -199,29 +205,11 @@ def _generation(record: DecisionRecord, number: int, observed: Sequence[Policy])
 def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
     decision, hit = record.decision, record.hit
     line = DecisionLine(
-        id=record.id,
-        time_ns=record.time_ns,
-        trace_id=record.trace_id,
+        **dict(zip(_SAME, _same(record), strict=True)),
         generation=generation.number,
-        rank=record.rank,
-        outcome=record.outcome,
-        reason=record.reason,
-        origin=record.origin,
-        route=record.route,
-        arm=record.arm,
         instance=record.instance.id if record.instance is not None else None,
         api=record.request.api.value,
         request=_request(record, generation),
-        tokens_source=record.tokens_source,
-        evaluate_s=record.evaluate_s,
-        lookup_s=record.lookup_s,
-        status=record.status,
-        ttft_s=record.ttft_s,
-        duration_s=record.duration_s,
-        error_type=record.error_type,
-        usage=record.usage,
-        forecast=record.forecast,
-        migration=record.migration,
     )
     if hit is not None:
         line.hit = HitLine(tokens=hit[0], source=hit[1])
@@ -234,7 +222,6 @@ def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
 
 
 def _add_decision(line: DecisionLine, decision: Decision) -> None:
-    line.rule = decision.rule
     line.ids = list(decision.snapshot.ids)
     line.cursors = {key: decision.used[key] for key in decision.policy.plan.keys if key in decision.used}
     line.seed = decision.seed

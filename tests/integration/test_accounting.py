@@ -162,7 +162,8 @@ async def test_ledger_metrics_and_records_agree_after_faults(seed: int, tmp_path
         "smetric_time_to_first_chunk_seconds_count{": sum("ttft_s" in line and line["path"] != COUNT for line in told),
     }
     assert sum(task.result() for task in sessions) <= len(told)
-    assert all(value >= 0 for line in made for column in line["columns"].values() for value in column["values"])
+    cells = [value for line in made for column in line["columns"].values() for value in column["values"]]
+    assert min(value for value in cells if isinstance(value, int | float)) >= 0
     assert all(line["ttft_s"] is None for line in made if not line["ids"])
     # The trace has each computation once, by the last decision on it.
     traced = [line["chat_id"] for line in lines(trace)]
