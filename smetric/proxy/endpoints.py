@@ -60,6 +60,9 @@ COUNTING: dict[str, Api] = {
     "/tokenize": Api.OTHER,
     "/detokenize": Api.OTHER,
 }
+MODELS = "/v1/models"
+#: Path that instances are asked about for the preflight of a path that the router answers itself.
+PREFLIGHT = b"/v1/chat/completions"
 STORED_RESPONSE = "/v1/responses/{id}"
 CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
 
@@ -85,6 +88,9 @@ REFUSED: Mapping[str, Card] = MappingProxyType({})
 MAX_MODELS_REQUESTS = 64
 #: Client's header fields that go with them.
 _ASKED_WITH = frozenset({b"authorization", b"x-api-key", VIA})
+
+#: Fields by which a server lets web pages read its answer.
+_READABLE = frozenset({b"access-control-allow-origin", b"access-control-allow-credentials", b"vary"})
 
 _read_string = msgspec.json.Decoder(str | None).decode
 
@@ -273,7 +279,17 @@ class Inference:
 
 
 class Preflight(Inference):
-    """Endpoint of `OPTIONS`, which browsers send before a request: any instance answers for all of them."""
+    """Endpoint of `OPTIONS`, which browsers send before a request.
+
+    Any instance answers: which pages may send is a setting of the engines. It holds for all their paths, so that the
+    path of chat stands for those that the router answers itself.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if self._route.startswith(MODELS):
+            scope["raw_path"] = PREFLIGHT
+        await super().__call__(scope, receive, send)
 
     def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
         return parse(self._api, body, (), self._context.proxy.tokens, self._context.reading)
@@ -315,6 +331,8 @@ class Models:
             )
             status, bytes_out = 200, len(body) if scope["method"] != "HEAD" else 0
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            if (origin := first(scope["headers"], b"origin")) is not None:
+                headers += await self._readable_by(origin)
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": False})
         except HttpError as error:
@@ -322,6 +340,19 @@ class Models:
             await send_error(send, scope["path"], error)
         finally:
             exchange.end(status, bytes_out=bytes_out, error_type=str(status) if status >= 500 else "")
+
+    async def _readable_by(self, origin: bytes) -> Headers:
+        """Return the fields by which an instance lets pages of *origin* read its answers; none if it is silent."""
+        asked = [(b"origin", origin), (b"access-control-request-method", b"GET")]
+        instances = self._context.router.fleet.instances
+        instance = next((one for one in instances if one.healthy), instances[0])
+        try:
+            async with asyncio.timeout(MODELS_TIMEOUT_S), self._turns:
+                answer = await self._context.upstream.send(instance, "OPTIONS", PREFLIGHT, asked, None)
+                answer.close()
+        except (TimeoutError, UpstreamFailed):
+            return []
+        return [(name.lower(), value) for name, value in answer.headers if name.lower() in _READABLE]
 
     async def _cards(self, headers: Headers) -> dict[str, Card]:
         """Return one card for each name; *headers* are those that would go to an instance with the client's request.
@@ -389,8 +420,8 @@ def data_app(
     """
     routes: list[Route] = [
         *(Route(path, Inference(context, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{id:path}", models, methods=["GET"]),
+        Route(MODELS, models, methods=["GET"]),
+        Route(f"{MODELS}/{{id:path}}", models, methods=["GET"]),
         *(Route(path, Inference(context, path, api, leased=False), methods=["POST"]) for path, api in COUNTING.items()),
         *(Route(path, Inference(context, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(context, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),

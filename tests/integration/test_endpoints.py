@@ -162,7 +162,6 @@ async def test_preflight_is_answered_by_an_instance() -> None:
     allowed = [(b"access-control-allow-origin", b"*"), (b"access-control-allow-headers", b"authorization")]
     asked = (("Origin", "http://localhost:5173"), ("Access-Control-Request-Method", "POST"))
     async with running(FakeEngine(), script=lambda call: call.answer(200, b"OK", *allowed)) as router:
-        router.engines[0].models = router.engines[0].script
         paths = ["/v1/chat/completions", "/v1/messages", "/v1/models", "/v1/embeddings", "/v1/responses/resp_1/cancel"]
         for path in paths:
             answer = await router.ask("OPTIONS", path, b"", *asked)
@@ -170,6 +169,9 @@ async def test_preflight_is_answered_by_an_instance() -> None:
             assert answer.value("access-control-allow-origin") == "*"
         for call in router.engines[0].calls:
             assert (call.method, call.values(b"origin")) == (b"OPTIONS", [b"http://localhost:5173"])
+        listed = await router.ask("GET", "/v1/models", b"", asked[0])
+        assert listed.value("access-control-allow-origin") == "*"
+        assert not (await router.ask("GET", "/v1/models")).values("access-control-allow-origin")
         assert (await router.ask("OPTIONS", "/v1/nothing", b"", *asked)).status == 404
         assert (await router.ask("OPTIONS", "/healthz", b"", *asked)).status == 405
 
