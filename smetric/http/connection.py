@@ -321,7 +321,7 @@ class Connection(asyncio.Protocol):
         if problem is not None:
             self.refuse(problem, scope)
             return
-        transaction = Transaction(self, scope, version == "1.1" and parser.should_keep_alive())
+        transaction = Transaction(self, scope, is_last=version != "1.1" or not parser.should_keep_alive())
         self._receiving = transaction
         if self._current is None and not self._waiting:
             self._take_up(transaction)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
 from math import inf
@@ -183,66 +184,43 @@ LENGTH, CHUNKED, CLOSE, NO_BODY = Framing
 WAITING, STARTED, ENDED = Stage
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Transaction:
     """One request and its response. It is the ASGI `receive` of its request, and `send` is the ASGI `send`.
 
     Args:
         connection: the connection.
         scope: the ASGI scope.
-        keep_alive: the client may send another request on this connection.
+        is_last: the connection closes after the response.
     """
 
-    __slots__ = (
-        "_connection",
-        "_framing",
-        "_head",
-        "_is_awaited",
-        "_is_delivered",
-        "_pieces",
-        "_problem",
-        "_remaining",
-        "_waiter",
-        "buffered",
-        "complete",
-        "gone",
-        "is_last",
-        "is_watched",
-        "scope",
-        "stage",
-        "status",
-        "task",
-        "watchdog",
-    )
-
-    def __init__(self, connection: ClientConnection, scope: Scope, keep_alive: bool) -> None:
-        self._connection = connection
-        self._pieces: list[bytes] = []
-        self._waiter: asyncio.Future[None] | None = None
-        #: The application has asked for the body.
-        self._is_awaited = False
-        #: The end of the body has been handed to the application.
-        self._is_delivered = False
-        self._framing = NO_BODY
-        self._head = b""
-        self._remaining = 0
-        self._problem: HttpError | None = None
-        self.scope = scope
-        #: Bytes of the body that the application has not taken yet.
-        self.buffered = 0
-        #: The whole request has arrived.
-        self.complete = False
-        #: The client has left, or its body is malformed.
-        self.gone = False
-        #: A disconnect cancels the task.
-        self.is_watched = False
-        #: The connection closes after the response.
-        self.is_last = not keep_alive
-        self.stage = WAITING
-        #: Status of the response; 0 before the application has begun it.
-        self.status = 0
-        #: Task in which the request is served, and its deadline; both are set before `Handler.serve`.
-        self.task: asyncio.Task[Any]
-        self.watchdog: Watchdog
+    connection: ClientConnection
+    scope: Scope
+    is_last: bool
+    #: Bytes of the body that the application has not taken yet.
+    buffered: int = field(default=0, init=False)
+    #: The whole request has arrived.
+    complete: bool = field(default=False, init=False)
+    #: The client has left, or its body is malformed.
+    gone: bool = field(default=False, init=False)
+    #: A disconnect cancels the task.
+    is_watched: bool = field(default=False, init=False)
+    stage: Stage = field(default=WAITING, init=False)
+    #: Status of the response; 0 before the application has begun it.
+    status: int = field(default=0, init=False)
+    #: Task in which the request is served, and its deadline; both are set before `Handler.serve`.
+    task: asyncio.Task[Any] = field(init=False)
+    watchdog: Watchdog = field(init=False)
+    _pieces: list[bytes] = field(default_factory=list, init=False)
+    _waiter: asyncio.Future[None] | None = field(default=None, init=False)
+    #: The application has asked for the body.
+    _is_awaited: bool = field(default=False, init=False)
+    #: The end of the body has been handed to the application.
+    _is_delivered: bool = field(default=False, init=False)
+    _framing: Framing = field(default=NO_BODY, init=False)
+    _head: bytes = field(default=b"", init=False)
+    _remaining: int = field(default=0, init=False)
+    _problem: HttpError | None = field(default=None, init=False)
 
     @property
     def ends_by_close(self) -> bool:
@@ -308,8 +286,8 @@ class Transaction:
             pieces += self._take()
             if len(pieces) > FEW_PIECES:
                 pieces = compact(pieces, size)
-            if size > self._connection.limits.body_bytes:
-                raise too_large(self._connection.limits)
+            if size > self.connection.limits.body_bytes:
+                raise too_large(self.connection.limits)
             if self.complete:
                 break
             room.grow(size)
@@ -347,7 +325,7 @@ class Transaction:
         pieces, self._pieces = self._pieces, []
         self.buffered = 0
         self._is_delivered = self.complete
-        self._connection.body_taken()
+        self.connection.body_taken()
         return pieces
 
     # Response
@@ -368,17 +346,17 @@ class Transaction:
         self._start(status, headers, is_held=is_held)
         if is_held:
             self._write(piece, is_last=is_last)
-        return self._connection.is_full
+        return self.connection.is_full
 
     def pass_on(self, piece: bytes, *, is_last: bool = False) -> bool:
         """Send *piece* of a response that has begun; *is_last*: nothing follows. Returns the same as `begin`."""
         self._write(piece, is_last=is_last)
-        return self._connection.is_full
+        return self.connection.is_full
 
     async def drained(self) -> None:
         """Wait, within a deadline, until the client has taken most of what it was sent, or has left."""
-        self.watchdog.arm(self._connection.limits.send_timeout_s, "send")
-        await self._connection.drained()
+        self.watchdog.arm(self.connection.limits.send_timeout_s, "send")
+        await self.connection.drained()
         self.watchdog.disarm()
 
     async def send(self, message: Message) -> None:
@@ -396,7 +374,7 @@ class Transaction:
             self._start(message["status"], message.get("headers", ()))
         else:
             raise self._out_of_place(kind)
-        if self._connection.is_full:
+        if self.connection.is_full:
             await self.drained()
 
     def _out_of_place(self, kind: str) -> RuntimeError:
@@ -410,7 +388,7 @@ class Transaction:
         if self.stage is not WAITING:
             raise self._out_of_place("http.response.start")
         # The end of an unread request is unknown before it has been read.
-        self.is_last = self.is_last or not self.complete or self._connection.is_ending
+        self.is_last = self.is_last or not self.complete or self.connection.is_ending
         head = self._response_head(status, headers)
         self.stage = STARTED
         if is_held:
@@ -422,15 +400,15 @@ class Transaction:
         """Return the head of the response and note its framing; the server's own fields in *headers* are dropped."""
         framing = CHUNKED if self.scope["http_version"] == "1.1" else CLOSE
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
-        for field in headers:
-            if field[0] in _FRAMING_FIELDS:
-                name, value = field
+        for pair in headers:
+            if pair[0] in _FRAMING_FIELDS:
+                name, value = pair
                 if name != b"content-length":
                     self.is_last = self.is_last or (name == b"connection" and b"close" in value.lower())
                     continue
                 framing = LENGTH
                 self._remaining = int(value)
-            lines.append(b": ".join(field))
+            lines.append(b": ".join(pair))
         if self.scope["method"] == "HEAD" or status in (204, 304):
             framing = NO_BODY
         elif framing is CHUNKED:
@@ -466,20 +444,20 @@ class Transaction:
                 raise RuntimeError("the answer is longer than its Content-Length")
         elif framing is NO_BODY:
             body = b""
-        if not self._connection.is_closing:
+        if not self.connection.is_closing:
             if len(body) > COPIED_BYTES:
-                self._connection.transport.writelines((head, body, end))
+                self.connection.transport.writelines((head, body, end))
             elif head or body:
-                self._connection.transport.write(head + body + end)
+                self.connection.transport.write(head + body + end)
         if is_last:
             if framing is LENGTH and self._remaining:
                 raise RuntimeError("the answer is shorter than its Content-Length")
             self.stage = ENDED
-            self._connection.answered(self)
+            self.connection.answered(self)
 
     def _send(self, data: bytes) -> None:
-        if not self._connection.is_closing:
-            self._connection.transport.write(data)
+        if not self.connection.is_closing:
+            self.connection.transport.write(data)
 
 
 def compact(pieces: list[bytes], size: int) -> list[bytes]:

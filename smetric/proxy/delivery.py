@@ -6,6 +6,7 @@ Its bytes pass untouched. Which instance it comes from, and whether another one 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ class _Object(msgspec.Struct):
     response: msgspec.Raw = msgspec.Raw()
 
 
+_first_value = json.JSONDecoder().raw_decode
 _decode_counts = msgspec.json.Decoder(_Counts).decode
 _decode_object = msgspec.json.Decoder(_Object).decode
 
@@ -236,15 +238,15 @@ class AnswerObserver:
             self._skim(text)
         elif found is not None:
             self._note_names(text)
-            error = found.error
-            self._count(found.usage)
-            for inner in (found.message, found.response):
-                if inner and (part := _decoded(inner)) is not None:
+            for part in (found, *(_decoded(raw) for raw in (found.message, found.response) if raw)):
+                if part is not None:
                     error = error or part.error
-                    self._count(part.usage)
+                    if part.usage:
+                        with suppress(msgspec.DecodeError):
+                            self._count(_decode_counts(part.usage))
         if error or kind in _ERRORS:
             self.has_error = True
-            self.is_refusal = _is_refusal(error if error else found)
+            self.is_refusal = _is_refusal(error or (found and {"type": found.type, "code": found.code}))
         elif not (self.has_output or self.has_error):
             self.has_output = self._carries_output(kind, found)
         if kind in _LAST.get(self.api, ()):
@@ -257,9 +259,12 @@ class AnswerObserver:
         """Read a part of an event or object that is too long to keep, or one that cannot be decoded."""
         at = len(text)
         while (at := text.rfind(b'"usage":', 0, at)) >= 0:
-            if end := _object_end(text, at + 8):
-                self._count(text[at + 8 : end])
+            try:
+                usage, _ = _first_value(text[at + 8 : at + OVERLAP_BYTES].decode("latin-1").lstrip())
+                self._count(msgspec.convert(usage, _Counts))
                 break
+            except (*UNREADABLE, ValueError):
+                continue  # incomplete, null, or a text of the model's
         self._note_names(text)
 
     def _note_names(self, text: bytes) -> None:
@@ -274,11 +279,9 @@ class AnswerObserver:
                 self.finish_reason = found[1].decode()
                 break
 
-    def _count(self, usage: bytes | msgspec.Raw) -> None:
-        """Take the counts of *usage*, an object in JSON or nothing, in place of earlier ones."""
-        if usage:
-            with suppress(msgspec.DecodeError):
-                self._counts |= {name: count for name, count in _decode_counts(usage).items() if count is not None}
+    def _count(self, counts: _Counts) -> None:
+        """Take *counts* in place of earlier ones."""
+        self._counts |= {name: count for name, count in counts.items() if count is not None}
 
     def _bounds(self, text: bytes, kind: str) -> tuple[bytes, bytes]:
         """Return how events begin and end that hold nothing but output, as *text* does, which is of type *kind*."""
@@ -313,11 +316,7 @@ def _has_output(choice: Any) -> bool:
 
 def _is_refusal(error: Any) -> bool:
     """Return whether an error that stands in an answer is the request's own, which a status of 4xx would say."""
-    if isinstance(error, _Object):
-        error = {"type": error.type, "code": error.code}
-    if not isinstance(error, dict):
-        return False
-    about = (error.get("code"), error.get("type"))
+    about = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
     return any(
         400 <= one < 500 if isinstance(one, int) else isinstance(one, str) and _REFUSALS.search(one) is not None
         for one in about
@@ -329,22 +328,6 @@ def _decoded(text: bytes | msgspec.Raw) -> _Object | None:
         return _decode_object(text)
     except UNREADABLE:
         return None
-
-
-def _object_end(text: bytes, start: int) -> int:
-    """Return the end of the object that begins at *start*; 0 if it is incomplete, or there is none.
-
-    A usage object contains no braces in strings.
-    """
-    if not text.startswith(b"{", start) and not text.startswith(b" {", start):
-        return 0
-    depth, end = 0, start
-    while close := text.find(b"}", end) + 1:
-        depth += text.count(b"{", end, close) - 1
-        end = close
-        if not depth:
-            return end
-    return 0
 
 
 @dataclass(slots=True, eq=False)

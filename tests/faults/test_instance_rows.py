@@ -218,15 +218,6 @@ async def test_d9_long_error_passes_whole() -> None:
         assert (answer.status, answer.body) == (500, body)
 
 
-async def test_complete_stream_counts_as_success() -> None:
-    async def script(call: Call) -> None:
-        await call.stream(TWO, DONE[:6], DONE[6:9], DONE[9:])
-
-    async with running(FakeEngine(), script=script) as router:
-        answer = await router.chat(stream=True)
-        assert (answer.complete, answer.body) == (True, TWO + DONE)
-
-
 async def test_d7_connection_with_an_invalid_answer_is_not_reused() -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]

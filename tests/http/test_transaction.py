@@ -50,7 +50,7 @@ class NoBounds:
 def asked(connection: Connection, method: str = "POST") -> Transaction:
     """A request that has arrived but for its body, and is served in the test's own task."""
     scope = {"type": "http", "method": method, "http_version": "1.1", "headers": []}
-    transaction = Transaction(connection, scope, keep_alive=True)
+    transaction = Transaction(connection, scope, is_last=False)
     task = asyncio.current_task()
     assert task is not None
     transaction.task, transaction.watchdog = task, Watchdog(task)
