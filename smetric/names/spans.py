@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 class Attribute(str):
@@ -31,14 +32,29 @@ class Attribute(str):
         return str(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Metric:
-    """A Prometheus metric: its name, labels, one sentence, and a histogram's bounds."""
+    """A Prometheus metric.
 
-    name: str
-    labels: tuple[str, ...]
+    Args:
+        series: its name, and its labels in braces, as in `smetric_lookups_total{source,result}`.
+        doc: one sentence.
+        buckets: upper bounds of a histogram.
+    """
+
+    series: str
     doc: str
     buckets: tuple[float, ...] = ()
+
+    @cached_property
+    def name(self) -> str:
+        """The name."""
+        return self.series.partition("{")[0]
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels."""
+        return tuple(filter(None, self.series.partition("{")[2].removesuffix("}").split(",")))
 
     @property
     def kind(self) -> str:

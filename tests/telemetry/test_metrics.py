@@ -142,8 +142,8 @@ def test_series_beyond_the_bound_count_as_other(of_counts: Any, of_times: Any) -
 @pytest.mark.parametrize(("of_counts", "of_times"), [(counter, histogram), (loop_counter, loop_histogram)])
 def test_series_without_labels_exist_from_the_start(of_counts: Any, of_times: Any) -> None:
     registry = CollectorRegistry()
-    of_counts(Metric("smetric_errors_total", (), "Errors."), registry)
-    of_times(Metric("smetric_wait_seconds", (), "Waits.", (1.0,)), registry)
+    of_counts(Metric("smetric_errors_total", "Errors."), registry)
+    of_times(Metric("smetric_wait_seconds", "Waits.", (1.0,)), registry)
     assert registry.get_sample_value("smetric_errors_total") == 0
     assert registry.get_sample_value("smetric_wait_seconds_count") == 0
 
@@ -257,8 +257,8 @@ def pages(registry: CollectorRegistry) -> list[str]:
     return [re.sub(r"(?m)(_created\S*|# \{.*\} \S+) \S+$", r"\1", page) for page in both]
 
 
-COUNTED = Metric("smetric_things_total", ("kind",), "Things.")
-TIMED = Metric("smetric_seconds", ("kind",), "Seconds.", (0.1, 1.0, 2.5))
+COUNTED = Metric("smetric_things_total{kind}", "Things.")
+TIMED = Metric("smetric_seconds{kind}", "Seconds.", (0.1, 1.0, 2.5))
 VALUES = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5, 3.0]) | st.floats(0, 10)
 
 
