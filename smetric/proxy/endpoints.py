@@ -268,9 +268,9 @@ class Inference:
     def _require_model(self, request: InferenceRequest) -> None:
         """Refuse a request that names no model where that leaves open which instances can serve it."""
         fleet = self._context.proxy.router.fleet
-        if request.unread is not None:
+        if request.unread:
             if self._route in GENERATING or not fleet.serves_alike():
-                raise request.unread
+                raise RequestError(request.unread)
         elif not fleet.has_common_model():
             raise RequestError(
                 "`model` is missing, and the instances here serve different models; name one that GET /v1/models lists",

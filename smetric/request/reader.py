@@ -167,8 +167,7 @@ def _read_other(request: InferenceRequest, body: bytes, headers: Collection[tupl
     except FieldGivenTwice:
         raise
     except RequestError as error:
-        error.__traceback__ = None  # its frames refer to the body
-        request.unread = error
+        request.unread = error.message
         return
     _read_common(request, found)
 

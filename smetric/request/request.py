@@ -89,8 +89,8 @@ class InferenceRequest(Struct, kw_only=True):
     stream: bool = False
     #: The place of `model` in a form; None for other bodies.
     model_span: slice | None = None
-    #: Why the body was not read; None if it was. Only bodies of `Api.OTHER` may be.
-    unread: RequestError | None = None
+    #: Why the body was not read; empty if it was. Only a body of `Api.OTHER` may be unread.
+    unread: str = ""
     #: The prompt as the engine renders it; None without one.
     prompt: Prompt | None = None
     #: A response id or conversation id that ties the request to the engine that holds it.

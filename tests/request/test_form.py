@@ -45,7 +45,7 @@ def read(body: bytes, content_type: bytes = TYPE, api: Api = Api.OTHER) -> Infer
 )
 def test_form_gives_model_and_stream(body: bytes, content_type: bytes) -> None:
     request = read(body, content_type)
-    assert (request.model, request.unread) == ("whisper", None)
+    assert (request.model, request.unread) == ("whisper", "")
     assert request.stream == (b"stream" in body)
     patched = patch_model(body, "tiny", request.model_span)
     assert patched == body.replace(b"whisper", b"tiny")
@@ -63,10 +63,10 @@ def test_form_is_read_as_by_a_general_parser(fields: list[tuple[str, bytes]]) ->
     message: Message[str, str] = BytesParser().parsebytes(b"Content-Type: %b\r\n\r\n" % TYPE + body)
     parts: Any = message.get_payload() if message.is_multipart() else []
     assert len(parts) == len(fields)
-    if request.unread is None:
+    if not request.unread:
         assert request.model.encode() == (models[0] if models else b"")
     else:
-        assert "UTF-8" in str(request.unread)
+        assert "UTF-8" in request.unread
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,7 @@ def test_form_is_read_as_by_a_general_parser(fields: list[tuple[str, bytes]]) ->
 )
 def test_form_that_may_be_read_otherwise_is_unread(body: bytes, content_type: bytes, problem: str) -> None:
     request = read(body, content_type)
-    assert isinstance(request.unread, RequestError)
-    assert problem in str(request.unread)
+    assert problem in request.unread
     assert not request.model
 
 

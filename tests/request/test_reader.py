@@ -398,12 +398,12 @@ def test_parse_takes_little_memory_for_thousands_of_images() -> None:
 def test_parse_leaves_bodies_of_other_apis_unread(body: bytes) -> None:
     request = read(Api.OTHER, body)
     assert request.model == ""
-    assert request.unread is not None
+    assert request.unread
 
 
 def test_parse_reads_model_and_stream_of_other_apis() -> None:
     request = read(Api.OTHER, {"model": "m", "input": ["x"], "stream": True})
-    assert (request.model, request.stream, request.unread) == ("m", True, None)
+    assert (request.model, request.stream, request.unread) == ("m", True, "")
 
 
 @pytest.mark.parametrize(
