@@ -37,7 +37,7 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES
-from smetric.request.request import Api, Usage
+from smetric.request.request import INITIAL, Api, Usage
 from smetric.sources.kv_events.publisher import Publisher, publishers
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
@@ -312,7 +312,7 @@ def _tolerance(site: Site, engine: ExaminedEngine, model: str, source: str) -> f
     """Return by how many tokens a prediction may differ: a block of the source, and one of the engine."""
     block = engine.block_size or site.settings.block_size
     if source in (PrefixIndex.name, PrefixPart.name):
-        return block + BLOCK_BYTES / site.router.tokens[model]
+        return block + BLOCK_BYTES / site.router.tokens.get(model, INITIAL)
     if source == TokenPrefixIndex.name:
         return max(block, site.settings.block_size)
     return block + (site.settings.lmcache.chunk_size if source.startswith("lmcache:") else 0)

@@ -21,7 +21,7 @@ from smetric.request.conversation import LEAST_BYTES, Excerpt, MemoMismatch, exc
 from smetric.request.form import form_type, read_form
 from smetric.request.memo import MOST_ENDS, MemoEntry, PrefixMemo, ScreenedBody, encoding_problem, screen
 from smetric.request.prompt import Prompt, hash_of
-from smetric.request.request import Api, FieldGivenTwice, InferenceRequest, TokenRatio
+from smetric.request.request import INITIAL, Api, FieldGivenTwice, InferenceRequest, TokenRatio
 
 #: Most members at the top level of a body, and bytes of their names. The widest API has about a hundred members of some
 #: fifteen bytes each.
@@ -61,8 +61,8 @@ _TEMPLATE_FIELDS = frozenset(
 )
 #: Fields that engines set for each other; with `bootstrap_…`.
 _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
-#: Objects that engines merge into these, at the top level or within each other.
-_MERGED = ("vllm_xargs", "sampling_params", "extra_args")
+#: Objects that engines merge into these, and objects within that they merge as well.
+_MERGED: dict[str, tuple[str, ...]] = {"vllm_xargs": (), "sampling_params": ("extra_args",)}
 _INTERNAL_PLACES = frozenset({*_INTERNAL_FIELDS, *_MERGED})
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
 _QUOTE = ord('"')
@@ -253,14 +253,17 @@ def _read_body(
         if salt[:1] == b'"':
             request.cache_salt = _decode("cache_salt", _STRING, Raw(salt))
     key = served.encode() + b"\0" + salt
+    bytes_per_token = ratio.get(served, INITIAL)
     prompts = 1
     if api is Api.COMPLETIONS:
-        prompts = _read_prompts(request, found.get("prompt"), ratio[served], key, screened.is_plain)
+        prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
     else:
         if not _TEMPLATE_FIELDS.isdisjoint(found):
             given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in sorted(_TEMPLATE_FIELDS & found.keys())]
             request.template_args = b",".join(given)
-        request.prompt = prompt = _conversation_prompt(request, text, found, screened, key, entry, brief, ratio[served])
+        request.prompt = prompt = _conversation_prompt(
+            request, text, found, screened, key, entry, brief, bytes_per_token
+        )
         request.prompt_len = prompt.length
         request.est_hit = prompt.whole_blocks(prompt.history_bytes, settings.block_size)
     if prompts * copies != 1:
@@ -277,11 +280,11 @@ def _read_body(
             request.turn = request.est_hit = None
 
 
-def _refuse_internal_fields(found: Mapping[str, Raw]) -> None:
+def _refuse_internal_fields(found: Mapping[str, Raw], merged: Mapping[str, tuple[str, ...]] = _MERGED) -> None:
     """Refuse fields that engines set for each other, also where an engine merges them from; LMCache's own pass."""
     for name, value in found.items():
-        if name in _MERGED:
-            _refuse_internal_fields(_object(value))
+        if name in merged:
+            _refuse_internal_fields(_object(value), dict.fromkeys(merged[name], ()))
         elif (
             (name in _INTERNAL_FIELDS or name.startswith("bootstrap_"))
             and not is_null(value)
@@ -299,7 +302,9 @@ def _object(value: Raw) -> Mapping[str, Raw]:
     """Return the members of an object; none for other values, which engines refuse."""
     try:
         return _MEMBERS.decode(value)
-    except UNREADABLE:
+    except RecursionError:
+        raise RequestError(TOO_DEEP) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 

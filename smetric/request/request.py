@@ -180,17 +180,14 @@ class InferenceRequest(Struct, kw_only=True):
 class TokenRatio(dict[str, float]):
     """Bytes of rendered prompt per token without a tokenizer, by model: moving averages learned from engines.
 
-    A model of which nothing is learned has `INITIAL`. Prompt length, expected hit and hit length use the same ratio, so
-    shares are right even if counts are not.
+    It has no item for a model of which nothing is learned; take `INITIAL`. Prompt length, expected hit and hit length
+    use the same ratio, so shares are right even if counts are not.
     """
 
     def __init__(self) -> None:
         super().__init__()
         #: Number of samples by model, the one that learned least recently first.
         self._samples: dict[str, int] = {}
-
-    def __missing__(self, model: str) -> float:
-        return INITIAL
 
     def learn(self, model: str, rendered_bytes: int, prompt_tokens: int) -> None:
         """Learn from an engine's own count.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from email.message import Message
 from email.parser import BytesParser
 from typing import Any
@@ -100,3 +101,22 @@ def test_form_refuses_model_given_twice() -> None:
 def test_form_is_no_body_of_an_api_of_json() -> None:
     with pytest.raises(RequestError, match="not valid JSON"):
         read(form((b'name="model"', b"m")), api=Api.CHAT)
+
+
+PIECES = [
+    b"--xYz",
+    b"\r\n",
+    b"--",
+    b'Content-Disposition: form-data; name="model"',
+    b'; filename="',
+    b"m",
+    b"\xff",
+    b":",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map(b"".join))
+def test_form_of_any_bytes_is_read_or_unread_or_refused(body: bytes) -> None:
+    with contextlib.suppress(FieldGivenTwice):
+        request = read(body)
+        assert (request.model_span is None) == (not request.model) or not request.unread

@@ -300,6 +300,15 @@ def test_parse_refuses_internal_fields(name: str) -> None:
     assert chat(vllm_xargs={"other": 1}, sampling_params=[1]).model == "m"
 
 
+@pytest.mark.parametrize("api", Api)
+def test_parse_looks_for_internal_fields_no_deeper_than_engines_merge_them(api: Api) -> None:
+    nested: dict[str, Any] = {"kv_transfer_params": {"a": 1}}
+    for _ in range(100):
+        nested = {"extra_args": nested}
+    body = CHAT | {"input": "x", "prompt": "x", "sampling_params": nested, "vllm_xargs": nested}
+    assert read(api, body).model == "m"
+
+
 @pytest.mark.parametrize(
     ("params", "passes"),
     [
