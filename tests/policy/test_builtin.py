@@ -20,22 +20,17 @@ from smetric.policy.builtin import (
     BUILTINS,
     Builtin,
     Family,
-    age,
     bucket,
     chance,
-    count,
     draw,
     drawn,
     drawn_of,
     highest,
     hrw,
-    known,
     lowest,
     marked,
     mix,
-    norm,
     quantile,
-    rank,
     rotated,
     sample,
     share,
@@ -217,46 +212,11 @@ def test_mean_lies_within_the_values(cell: float, size: int, step: int) -> None:
     assert min(cells) <= mean_of(cells) <= max(cells)
 
 
-def test_mean_and_count() -> None:
-    assert (mean_of([0.175] * 3), mean_of([1, 2, 6])) == (0.175, 3)
-    assert count([True, False, True]) == 2
-
-
-@pytest.mark.parametrize(
-    ("function", "values", "over", "result"),
-    [
-        (norm, [1, 3, 5], [1, 3, 5], [0, 0.5, 1]),
-        (norm, [1, 3, 2, 5, 0], [1, 3, 2], [0, 1, 0.5, 1, 0]),  # also of instances that a filter removed
-        (norm, [4, 4], [4, 4], [0, 0]),
-        (share, [1, 3, 4], [1, 3, 4], [0.125, 0.375, 0.5]),
-        (share, [1, 3, 4, 9], [1, 3], [0.25, 0.75, 1, 1]),
-        (share, [0, 0], [0, 0], [0.5, 0.5]),
-        (rank, [5, 1, 3, 3], [5, 1, 3, 3], [4, 1, 2, 2]),
-        (rank, [5, 1, 3, 9], [1, 3], [3, 1, 2, 3]),
-    ],
-)
-def test_scale_is_over_the_candidates(function: Any, values: list[float], over: list[float], result: Any) -> None:
-    assert function(values, over) == result
-
-
 @given(st.lists(st.floats(0, 1e300), min_size=1, max_size=9))
 def test_shares_sum_to_1(values: list[float]) -> None:
     shares = share(values, values)
     assert all(0 <= each <= 1 for each in shares)
     assert abs(sum(shares) - 1) < 1e-9
-
-
-def test_known_and_age_cover_all_features_of_a_value() -> None:
-    snapshot = Snapshot(
-        ["a", "b", "c"],
-        {"x": [1, 2, 3], "y": [1, 2, 3]},
-        known={"x": [True, False, True]},
-        stamps={"x": [8.0, 9.0, None], "y": [9.0, 1.0, 9.0]},
-        now=10.0,
-    )
-    assert known(snapshot, ["x", "y"]) == [True, False, True]
-    assert age(snapshot, ["x", "y"]) == [2.0, 1e9, 1e9]
-    assert age(snapshot, []) == [0.0, 0.0, 0.0]
 
 
 # ── draws ────────────────────────────────────────────────────────────────────
@@ -363,14 +323,6 @@ def test_drawn_candidate_is_tied_in_any_order(names: list[str], seed: int) -> No
 def test_rotation_visits_each_instance_once_before_any_twice(names: list[str], last: str) -> None:
     visited = [last := rotated(names, last) for _ in names]
     assert sorted(visited) == sorted(names)
-
-
-@pytest.mark.parametrize(
-    ("tied", "last", "chosen"),
-    [("ac", "", "a"), ("ca", "a", "c"), ("ac", "b", "c"), ("b", "b", "b"), ("ca", "c", "a")],
-)
-def test_rotation_takes_the_next_id(tied: str, last: str, chosen: str) -> None:
-    assert rotated(list(tied), last) == chosen
 
 
 SOFT = [3.0, 1.0, 2.0]

@@ -102,14 +102,15 @@ def test_known_age_and_fresh_follow_the_features_of_a_value() -> None:
     snap = Snapshot(
         ["a", "b", "c"],
         {name: list(cells) for name, cells in COLUMNS.items()},
-        known={"requests": [True, False, True]},
-        stamps={"requests": [9.0, 9.0, 2.0]},
+        known={"requests": [True, False, True], "kv_usage": [True, True, False]},
+        stamps={"requests": [9.0, 9.0, 2.0], "kv_usage": [5.0, 9.0, 9.0]},
         now=10.0,
     )
     body = "let l = requests * kv_usage\nroute argmin({} * 1)"
-    assert decide(body.format("(1 if known(l) else 0)"), snap).score == [1, 0, 1]
-    assert decide(body.format("age(l)"), snap).score == [1, 1e9, 8]
-    assert decide(body.format("(1 if fresh(l, 2s) else 0)"), snap).score == [1, 0, 0]
+    assert decide(body.format("(1 if known(l) else 0)"), snap).score == [1, 0, 0]
+    assert decide(body.format("age(l)"), snap).score == [5, 1e9, 1e9]
+    assert decide(body.format("(1 if fresh(l, 6s) else 0)"), snap).score == [1, 0, 0]
+    assert decide(body.format("(1 if fresh(l, 2s) else 0)"), snap).score == [0, 0, 0]
 
 
 def test_python_names_are_ordinary_names() -> None:
