@@ -140,7 +140,7 @@ class Application:
             tracing=self.tracing,
             metrics=self.metrics,
             decisions=DecisionLog(),
-            outcomes=Outcomes(self.metrics.registry, level, self.sources.prefill_times.of, self.fleet.get),
+            outcomes=Outcomes(self.metrics.registry, level, self.sources.prefills.time_of, self.fleet.get),
             models=ModelLabels(self._models),
             instances=partial(getattr, self.fleet, "instances"),
             others=[

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smetric.config import Settings
@@ -56,7 +56,7 @@ class Candidates(list[Instance]):
         ids: their ids.
         measured_at: when each scrape was true, None without one.
         earliest: the earliest of these, -inf if one is None.
-        others: each instance with the requests that others had sent to it as of its scrape.
+        others: the requests that others had sent to each as of its scrape.
     """
 
     __slots__ = ("earliest", "ids", "measured_at", "others")
@@ -67,8 +67,12 @@ class Candidates(list[Instance]):
         scrapes = [one.scrape for one in self]
         self.measured_at = [None if scrape is None else scrape.measured_at for scrape in scrapes]
         self.earliest = min([-math.inf if at is None else at for at in self.measured_at], default=-math.inf)
-        self.others = [(one, 0 if one.scrape is None else one.scrape.others) for one in self]
+        self.others = [0.0 if scrape is None else scrape.others for scrape in scrapes]
 
+
+#: What makes an instance a candidate, with the values that candidates keep; and its own requests.
+_STANDING = attrgetter("healthy", "draining", "deprioritized", "models", "scrape", "incarnation", "seen_empty")
+_OWN = attrgetter("own")
 
 #: Reads a feature of candidates: one cell for each, None where unknown.
 ColumnOf = Callable[[Candidates], list[Any]]
@@ -158,10 +162,7 @@ class Fleet:
         """
         if self.clock() >= self.health.due:
             self.health.settle()
-        standing = [
-            (i.healthy, i.draining, i.deprioritized, i.models, i.scrape, i.incarnation, i.seen_empty)
-            for i in self.instances
-        ]
+        standing = list(map(_STANDING, self.instances))
         if standing != self._standing:
             self._standing = standing
             self._candidates.clear()
@@ -253,8 +254,9 @@ class Fleet:
             prompt_len: tokens of the request's prompt, the upper bound of a hit.
         """
         feature = self._features[name]
-        within = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
-        values, known = feature.fill(within)
+        values, known = feature.fill(cells)
+        if values and not 0 <= min(values) <= max(values) <= prompt_len:
+            values = [min(max(0.0, value), prompt_len) for value in values]
         snapshot.columns[name], snapshot.known[name], snapshot.origins[name] = values, known, origins
 
     def _measured_now(
@@ -302,7 +304,7 @@ def _scraped(of_one: Callable[[Scrape], Any]) -> ColumnOf:
 
 def _requests(candidates: Candidates) -> list[Any]:
     """Return `Instance.requests` of each; nearly every decision reads it."""
-    return [one.own + others for one, others in candidates.others]
+    return list(map(add, map(_OWN, candidates), candidates.others))
 
 
 def _waiting(instance: Instance) -> float:

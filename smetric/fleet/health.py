@@ -561,15 +561,15 @@ class AttemptLog:
         if lease.is_past or self._is_excused:
             return
         instance = lease.instance
+        if result == names.OK and status is not None and status < 400:
+            self._health.succeeded(instance)
+            return
         if status == FULL:
             self._health.deprioritize(instance)
         elif status == TOO_MANY:
             self._health.record_suspect_failure(instance)
         if result in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
             self._health.refused(instance)
-        elif result == names.OK:
-            if status is not None and status < 400:
-                self._health.succeeded(instance)
         elif result in (names.CLOSED, names.PROTOCOL, names.TIMEOUT, names.ENGINE_ERROR) or (
             result == names.STATUS_5XX and status not in NEUTRAL
         ):

@@ -16,7 +16,7 @@ from smetric.fleet.instance import Instance
 from smetric.http.addresses import resolve_unless
 from smetric.request.prompt import BLOCK_BYTES
 from smetric.request.request import INITIAL
-from smetric.sources.measured import Adapters, FetchRates, PrefillRates, PrefillTimes, PromptClasses, RequestRates
+from smetric.sources.measured import Adapters, FetchRates, Prefills, PromptClasses, RequestRates
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
 from smetric.sources.prefix_index.persistence import IndexFile
 from smetric.sources.source import Background, Follower, Source, SourceCounts, TokenIds
@@ -39,7 +39,7 @@ class Sources:
         scraper: reads the instances' `/metrics`.
         ranked: all sources, best first.
         indexes: the prefix index; empty if it is off.
-        prefill_times: how long instances prefill, as far as that is known.
+        prefills: how long instances prefill, as far as that is known.
         peers: the exchange of placements with other routers, if there are any.
         kv_events: the source of KV events, if it is enabled.
         background: everything that starts and stops with the application, in that order.
@@ -48,7 +48,7 @@ class Sources:
     scraper: Scraper
     ranked: list[Source]
     indexes: PrefixIndexes
-    prefill_times: PrefillTimes
+    prefills: Prefills
     peers: Peers | None
     kv_events: KvEvents | None
     background: list[Background]
@@ -75,11 +75,10 @@ def build_sources(
     Raises:
         ConfigError: an address cannot be used, or a package is missing.
     """
-    prefill_times = PrefillTimes()
+    prefills = Prefills()
     followers: list[Follower] = [
-        PrefillRates(),
-        prefill_times,
-        FetchRates(prefill_times, configured=settings.prefill.fetch_rate),
+        prefills,
+        FetchRates(prefills, configured=settings.prefill.fetch_rate),
         RequestRates(),
         PromptClasses(),
         Adapters(fleet.instances),
@@ -128,7 +127,7 @@ def build_sources(
         urls, token = settings.peers.urls, settings.peers.token
         peers = Peers(indexes, fleet, urls, token=token, interval_s=settings.peers.interval)
         background.append(peers)
-    return Sources(scraper, sources, indexes, prefill_times, peers, kv_events, background)
+    return Sources(scraper, sources, indexes, prefills, peers, kv_events, background)
 
 
 def filled_by(settings: Settings) -> frozenset[str]:

@@ -7,12 +7,12 @@ times from `measure`, and drops them in `forget`. A follower of a field of reque
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
 
 from smetric.fleet.fleet import Measured
 from smetric.fleet.instance import Instance, Lease
@@ -58,64 +58,6 @@ def is_prefill_sample(lease: Lease, seconds: float) -> bool:
     """
     is_computed = lease.is_hit_known and not lease.fetched and lease.computed > 0
     return is_computed and lease.prompts == 1 and seconds >= SOONEST_S
-
-
-class PrefillRates(Follower):
-    """`prefill_rate`: tokens without attention that an instance computes per second.
-
-    A sample is the cost of a request divided by the time to its first token (SMetric, revised: 90th percentile of the
-    last 64, unknown before there are 8). Other parts of that time make it low if all requests are small; `PrefillTimes`
-    separates them.
-    """
-
-    name = "prefill_rate"
-    measures = frozenset({"prefill_rate"})
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
-        #: (time, rate) of the last requests.
-        self._samples: dict[Instance, deque[tuple[float, float]]] = {}
-        #: The rate of each instance, and until when it holds; computed again after a new sample too.
-        self._rates: dict[Instance, tuple[float | None, float]] = {}
-
-    def rate(self, instance: Instance) -> float | None:
-        """Return tokens per second, at least 1; None if unknown."""
-        now = self._clock()
-        known = self._rates.get(instance)
-        if known is None or now > known[1]:
-            known = self._rates[instance] = self._rate(instance, now)
-        return known[0]
-
-    def _rate(self, instance: Instance, now: float) -> tuple[float | None, float]:
-        fresh = [(at, rate) for at, rate in self._samples.get(instance, ()) if at >= now - FRESH_S]
-        until = min((at for at, _ in fresh), default=now) + FRESH_S
-        if len(fresh) < FEWEST:
-            return None, until
-        rates = sorted(rate for _, rate in fresh)
-        return max(1.0, rates[int(QUANTILE * (len(rates) - 1))]), until
-
-    def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
-        """Return the rates, each as old as its last sample."""
-        samples = [self._samples.get(instance) for instance in instances]
-        return [self.rate(instance) for instance in instances], [one[-1][0] if one else None for one in samples]
-
-    def first_token(self, lease: Lease, seconds: float) -> None:
-        """Add a sample."""
-        if is_prefill_sample(lease, seconds):
-            samples = self._samples.setdefault(lease.instance, deque(maxlen=KEPT))
-            samples.append((self._clock(), lease.cost / seconds))
-            self._rates.pop(lease.instance, None)
-
-    def forget(self, instance: Instance) -> None:
-        """Drop the samples: a new process may be another model on other hardware."""
-        self._samples.pop(instance, None)
-        self._rates.pop(instance, None)
-
-
-class _Sample(NamedTuple):
-    at: float
-    cost: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,47 +106,82 @@ def fitted(groups: Iterable[Collection[tuple[float, float]]]) -> PrefillTime:
 
 
 @dataclass(slots=True)
-class _Prefills:
-    """Samples of one instance by doubling of their cost, the line fitted through them, and until when it holds."""
+class _Samples:
+    """Prefills of one instance: (time, rate) of the latest; (time, cost, seconds) by doubling of the cost.
 
-    groups: dict[int, deque[_Sample]] = field(default_factory=dict)
-    time: PrefillTime | None = None
-    until: float = 0.0
-
-
-class PrefillTimes(Follower):
-    """Time that prompts take to compute on each instance, as a line with a start and a slope; for forecasts.
-
-    A sample is the cost of everything that stood before a first token, by the ledger, and the time that it took.
+    A rate and a line are known until the time beside them.
     """
 
-    name = "prefill_times"
+    rates: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    groups: dict[int, deque[tuple[float, float, float]]] = field(default_factory=dict)
+    rate: float | None = None
+    rate_until: float = -math.inf
+    line: PrefillTime | None = None
+    line_until: float = -math.inf
+
+
+class Prefills(Follower):
+    """Speed of prefills on each instance: the feature `prefill_rate`, and the time that a prefill takes, for forecasts.
+
+    The rate is tokens without attention that an instance computes per second: the cost of a request divided by the time
+    to its first token (SMetric, revised: 90th percentile of the last 64, unknown before there are 8). Other parts of
+    that time make it low if all requests are small; the line separates them. It is fitted through the cost of
+    everything that stood before a first token, by the ledger, and the time that it took.
+    """
+
+    name = "prefill_rate"
+    measures = frozenset({"prefill_rate"})
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        self._known: dict[Instance, _Prefills] = {}
+        self._known: dict[Instance, _Samples] = {}
 
-    def of(self, instance: Instance) -> PrefillTime | None:
+    def rate(self, instance: Instance) -> float | None:
+        """Return tokens per second, at least 1; None if unknown."""
+        known = self._known.get(instance)
+        if known is None:
+            return None
+        now = self._clock()
+        if now > known.rate_until:
+            fresh = [(at, rate) for at, rate in known.rates if at >= now - FRESH_S]
+            rates = sorted(rate for _, rate in fresh)
+            known.rate = max(1.0, rates[int(QUANTILE * (len(rates) - 1))]) if len(rates) >= FEWEST else None
+            known.rate_until = min((at for at, _ in fresh), default=now) + FRESH_S
+        return known.rate
+
+    def time_of(self, instance: Instance) -> PrefillTime | None:
         """Return the time that a prefill takes on *instance*; None if unknown."""
         known = self._known.get(instance)
         if known is None:
             return None
         now = self._clock()
-        if known.time is None or now >= known.until:
+        if now >= known.line_until:
             for group in known.groups.values():
-                while group and group[0].at < now - FRESH_S:
+                while group and group[0][0] < now - FRESH_S:
                     group.popleft()
             samples = [[one[1:] for one in group] for group in known.groups.values() if group]
-            known.time = fitted(samples) if sum(map(len, samples)) >= FEWEST else None
-            known.until = now + EVERY_S
-        return known.time
+            known.line = fitted(samples) if sum(map(len, samples)) >= FEWEST else None
+            known.line_until = now + EVERY_S
+        return known.line
+
+    def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
+        """Return the rates, each as old as its last sample."""
+        known = [self._known.get(instance) for instance in instances]
+        return [self.rate(instance) for instance in instances], [one.rates[-1][0] if one else None for one in known]
 
     def first_token(self, lease: Lease, seconds: float) -> None:
         """Add a sample."""
-        if is_prefill_sample(lease, seconds):
-            groups = self._known.setdefault(lease.instance, _Prefills()).groups
-            group = groups.setdefault(int(lease.cost_ahead).bit_length(), deque(maxlen=KEPT_TIMES))
-            group.append(_Sample(self._clock(), lease.cost_ahead, seconds))
+        if not is_prefill_sample(lease, seconds):
+            return
+        known = self._known.get(lease.instance)
+        if known is None:
+            known = self._known[lease.instance] = _Samples()
+        now, cost = self._clock(), lease.cost_ahead
+        known.rates.append((now, lease.cost / seconds))
+        known.rate_until = -math.inf
+        known.groups.setdefault(int(cost).bit_length(), deque(maxlen=KEPT_TIMES)).append((now, cost, seconds))
+        if known.line is None:
+            known.line_until = -math.inf
 
     def forget(self, instance: Instance) -> None:
         """Drop the samples: a new process may be another model on other hardware."""
@@ -226,9 +203,7 @@ class FetchRates(Follower):
     name = "fetch_rate"
     measures = frozenset({"fetch_rate"})
 
-    def __init__(
-        self, prefill: PrefillTimes, *, configured: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, prefill: Prefills, *, configured: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._prefill = prefill
         self._configured = configured
@@ -256,7 +231,7 @@ class FetchRates(Follower):
         """Add a sample if the request fetched tokens and the time for computing is known."""
         if lease.prompts != 1 or lease.fetched < LEAST_TOKENS:
             return
-        prefill = self._prefill.of(lease.instance)
+        prefill = self._prefill.time_of(lease.instance)
         if prefill is not None:
             computing = prefill.of(lease.cost_ahead)
             self._fetches.append((self._clock(), lease.fetched, max(LEAST_S, seconds - computing)))
@@ -270,32 +245,32 @@ class RequestRates(Follower):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        #: By instance, [second, requests] of each second with requests, oldest first; and their sum.
-        self._seconds: dict[Instance, deque[list[int]]] = {}
+        #: The present second and its requests by instance; earlier ones of the window, oldest first; and their sums.
+        self._second = 0
+        self._counts: Counter[Instance] = Counter()
+        self._earlier: deque[tuple[int, Counter[Instance]]] = deque()
         self._totals: Counter[Instance] = Counter()
 
     def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
         """Return the present rates; 0 for an instance that was sent nothing."""
-        since = int(self._clock()) - WINDOW_S
-        for instance in instances:
-            seconds = self._seconds.get(instance)
-            while seconds and seconds[0][0] <= since:
-                self._totals[instance] -= seconds.popleft()[1]
-        return [self._totals[instance] / WINDOW_S for instance in instances], None
+        self._turn(int(self._clock()))
+        return [(self._totals[instance] + self._counts[instance]) / WINDOW_S for instance in instances], None
 
     def sent(self, request: InferenceRequest, lease: Lease) -> None:
         """Count the request."""
         now = int(self._clock())
-        seconds = self._seconds.get(lease.instance)
-        if seconds is None:
-            seconds = self._seconds[lease.instance] = deque(maxlen=WINDOW_S)
-        if seconds and seconds[-1][0] == now:
-            seconds[-1][1] += 1
-        else:
-            if len(seconds) == WINDOW_S:
-                self._totals[lease.instance] -= seconds[0][1]
-            seconds.append([now, 1])
-        self._totals[lease.instance] += 1
+        if now != self._second:
+            self._turn(now)
+        self._counts[lease.instance] += 1
+
+    def _turn(self, now: int) -> None:
+        """Begin the second *now*, and drop those that have left the window."""
+        if now != self._second:
+            self._earlier.append((self._second, self._counts))
+            self._totals.update(self._counts)
+            self._second, self._counts = now, Counter()
+        while self._earlier and self._earlier[0][0] <= now - WINDOW_S:
+            self._totals.subtract(self._earlier.popleft()[1])
 
 
 class PromptClasses(Follower):
@@ -359,7 +334,7 @@ class Adapters(Follower):
         super().__init__(clock)
         self._instances = instances
         self._names: frozenset[str] = frozenset()
-        self._due = float("-inf")
+        self._due = -math.inf
 
     def describe(self, request: InferenceRequest) -> None:
         """Fill the name of the adapter; empty if the model is not one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -29,9 +28,8 @@ from smetric.sources.measured import (
     WINDOW_S,
     Adapters,
     FetchRates,
-    PrefillRates,
+    Prefills,
     PrefillTime,
-    PrefillTimes,
     PromptClasses,
     RequestRates,
     fitted,
@@ -53,25 +51,21 @@ def sample(follower: Follower, instance: Instance, seconds: float, *, new: int =
     lease.release()
 
 
-def rate_of(follower: Follower, instance: Instance) -> float | None:
-    """Tokens per second of a prompt of 1,000 tokens."""
-    if isinstance(follower, PrefillRates):
-        return follower.rate(instance)
-    assert isinstance(follower, PrefillTimes)
-    found = follower.of(instance)
-    return None if found is None else 1000 / found.of(1000)
+def rate_of(follower: Prefills, instance: Instance) -> float | None:
+    """Tokens per second, by the rate and by the line, of a prompt of 1,000 tokens."""
+    found = follower.time_of(instance)
+    rate = follower.rate(instance)
+    assert (rate is None) == (found is None)
+    assert found is None or rate == pytest.approx(1000 / found.of(1000))
+    return rate
 
 
 # ── prefill_rate and prefill times ───────────────────────────────────────────
 
-BOTH = pytest.mark.parametrize("make", [PrefillRates, PrefillTimes])
-Make = Callable[[Clock], Follower]
 
-
-@BOTH
-def test_prefills_are_unknown_with_few_or_old_samples(make: Make) -> None:
+def test_prefills_are_unknown_with_few_or_old_samples() -> None:
     clock = Clock()
-    follower, instance = make(clock), plain()
+    follower, instance = Prefills(clock), plain()
     for _ in range(FEWEST - 1):
         sample(follower, instance, 0.1)
     assert rate_of(follower, instance) is None
@@ -82,9 +76,8 @@ def test_prefills_are_unknown_with_few_or_old_samples(make: Make) -> None:
     assert rate_of(follower, instance) is None
 
 
-@BOTH
-def test_prefills_ignore_fetches_unknown_hits_batches_and_prompts_held_whole(make: Make) -> None:
-    follower, instance = make(Clock()), plain()
+def test_prefills_ignore_fetches_unknown_hits_batches_and_prompts_held_whole() -> None:
+    follower, instance = Prefills(Clock()), plain()
     for _ in range(2 * FEWEST):
         sample(follower, instance, 0.1, hit=None)
         sample(follower, instance, 0.1, new=0, hit=1000)
@@ -94,9 +87,8 @@ def test_prefills_ignore_fetches_unknown_hits_batches_and_prompts_held_whole(mak
     assert rate_of(follower, instance) is None
 
 
-@BOTH
-def test_prefills_are_unknown_after_a_restart(make: Make) -> None:
-    follower, instance = make(Clock()), plain()
+def test_prefills_are_unknown_after_a_restart() -> None:
+    follower, instance = Prefills(Clock()), plain()
     for _ in range(FEWEST):
         sample(follower, instance, 0.1)
     follower.forget(instance)
@@ -104,7 +96,7 @@ def test_prefills_are_unknown_after_a_restart(make: Make) -> None:
 
 
 def test_prefill_rate_is_the_90th_percentile_of_the_samples() -> None:
-    rates, instance = PrefillRates(Clock()), plain()
+    rates, instance = Prefills(Clock()), plain()
     for tenth in range(1, 11):
         sample(rates, instance, 1 / tenth)
     cells, stamps = rates.measure("prefill_rate", [instance, plain("b")])
@@ -116,7 +108,7 @@ def test_prefill_rate_is_the_90th_percentile_of_the_samples() -> None:
     ("new", "hit", "rate"), [(6923, 0, 6923 * 1.5), (1000, 6923, 1000 + 1000 * (7923 - 500) / 6923)]
 )
 def test_prefill_rate_includes_attention_to_the_cached_beginning(new: int, hit: int, rate: float) -> None:
-    rates, instance = PrefillRates(Clock()), Instance("a", "http://a")
+    rates, instance = Prefills(Clock()), Instance("a", "http://a")
     for _ in range(FEWEST):
         sample(rates, instance, 1.0, new=new, hit=hit)
     assert ATTENTION_TOKENS == 6923
@@ -125,7 +117,7 @@ def test_prefill_rate_includes_attention_to_the_cached_beginning(new: int, hit: 
 
 @given(st.lists(st.floats(0.001, 100), min_size=FEWEST, max_size=100))
 def test_prefill_rate_is_one_of_the_last_samples(seconds: list[float]) -> None:
-    rates, instance = PrefillRates(Clock()), plain()
+    rates, instance = Prefills(Clock()), plain()
     for each in seconds:
         sample(rates, instance, each)
     rate = rates.rate(instance)
@@ -135,61 +127,60 @@ def test_prefill_rate_is_one_of_the_last_samples(seconds: list[float]) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 4000])
 def test_prefill_times_separate_start_and_slope_and_include_requests_ahead(ahead: int) -> None:
-    times, instance = PrefillTimes(Clock()), plain()
+    times, instance = Prefills(Clock()), plain()
     for new in (100, 300, 900, 9000) * 2:
         before = instance.charge(1, ahead, 0)
         sample(times, instance, 0.05 + (ahead + new) / 20_000, new=new, hit=5000 if not ahead else 0)
         before.release()
-    found = times.of(instance)
+    found = times.time_of(instance)
     assert found is not None
     assert found.start_s == pytest.approx(0.05)
     assert found.per_token_s == pytest.approx(1 / 20_000)
-    assert times.of(plain()) is None
+    assert times.time_of(plain()) is None
 
 
 def test_prefill_times_keep_large_samples_among_many_small_ones() -> None:
     clock = Clock()
-    times, instance = PrefillTimes(clock), plain()
+    times, instance = Prefills(clock), plain()
     sample(times, instance, 0.05 + 30_000 / 20_000, new=30_000)
     for _ in range(10 * KEPT_TIMES):
         sample(times, instance, 0.05 + 150 / 20_000, new=150)
     clock.now += FRESH_S - 1
     for _ in range(KEPT_TIMES):
         sample(times, instance, 0.05 + 150 / 20_000, new=150)
-    found = times.of(instance)
+    found = times.time_of(instance)
     assert found is not None
     assert found.of(20_000) == pytest.approx(1.05)
     clock.now += 2
-    found = times.of(instance)
+    found = times.time_of(instance)
     assert found is not None
     assert found.of(20_000) == pytest.approx((0.05 + 150 / 20_000) * 20_000 / 150)  # the large one has grown old
 
 
 def test_prefill_times_hold_for_a_second() -> None:
     clock = Clock()
-    times, instance = PrefillTimes(clock), plain()
+    times, instance = Prefills(clock), plain()
     for _ in range(FEWEST):
         sample(times, instance, 0.1)
-    first = times.of(instance)
+    first = times.time_of(instance)
     for _ in range(KEPT_TIMES):
         sample(times, instance, 0.2)
-    assert times.of(instance) is first
+    assert times.time_of(instance) is first
     clock.now += EVERY_S
-    assert rate_of(times, instance) == pytest.approx(5000)
+    found = times.time_of(instance)
+    assert found is not None
+    assert found.of(1000) == pytest.approx(0.2)
 
 
 # ── fetch_rate ───────────────────────────────────────────────────────────────
 
 
-def measured(
-    clock: Clock, rate: float = 10_000, start_s: float = 0.0, *beside: PrefillRates
-) -> tuple[PrefillTimes, Instance]:
-    """An instance that is known, *beside* too, to compute *rate* tokens a second after *start_s* seconds."""
-    times, instance = PrefillTimes(clock), plain()
+def measured(clock: Clock, rate: float = 10_000, start_s: float = 0.0) -> tuple[Prefills, Instance]:
+    """An instance that is known to compute *rate* tokens a second after *start_s* seconds."""
+    times, instance = Prefills(clock), plain()
     for number in range(FEWEST):
         lease = instance.charge(1, tokens := 1000 * (1 + number % 2 * 3), 0)
-        for one in (times, *beside):
-            one.first_token(lease, start_s + tokens / rate)
+        times.first_token(lease, start_s + tokens / rate)
         lease.release()
     return times, instance
 
@@ -232,7 +223,7 @@ def test_fetch_rate_is_unknown_with_few_small_or_old_fetches() -> None:
 
 def test_fetch_rate_is_unknown_while_prefills_are() -> None:
     clock = Clock()
-    rates, instance = FetchRates(PrefillTimes(clock), clock=clock), Instance("a", "http://a")
+    rates, instance = FetchRates(Prefills(clock), clock=clock), Instance("a", "http://a")
     for _ in range(2 * FEWEST):
         fetch(rates, instance, 0.3)
     assert rates.rate() is None
@@ -250,7 +241,7 @@ def test_fetch_rate_counts_the_last_fetches_and_survives_one_without_duration() 
 
 
 def test_fetch_rate_may_be_configured() -> None:
-    rates = FetchRates(PrefillTimes(), configured=50_000)
+    rates = FetchRates(Prefills(), configured=50_000)
     assert rates.measure("fetch_rate", [Instance("a", "http://a")]) == ([50_000.0], None)
 
 
@@ -287,10 +278,9 @@ def test_qps_is_bounded_in_memory_while_no_policy_reads_it() -> None:
 
 def test_fetch_rate_is_replaced_by_prefill_rate_while_unknown() -> None:
     clock = Clock()
-    known = PrefillRates(clock)
-    prefill, instance = measured(clock, 10_000, 0.0, known)
+    prefill, instance = measured(clock, 10_000, 0.0)
     fleet = Fleet([instance, Instance("b", "http://b")], VOCABULARY, clock=clock)
-    fleet.measured_by(known)
+    fleet.measured_by(prefill)
     fleet.measured_by(FetchRates(prefill, clock=clock))
     snapshot = fleet.snapshot(Candidates(fleet.instances), ["fetch_rate", "prefill_rate"])
     assert snapshot.columns["fetch_rate"] == snapshot.columns["prefill_rate"] == [pytest.approx(10_000)] * 2
