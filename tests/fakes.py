@@ -102,16 +102,18 @@ class Listening:
 
 
 @contextlib.asynccontextmanager
-async def listening(handler: Handler, *, drain_s: float = 1.0, tls: Tls | None = None) -> AsyncIterator[Listening]:
+async def listening(
+    handler: Handler, *, port: int = 0, drain_s: float = 1.0, tls: Tls | None = None
+) -> AsyncIterator[Listening]:
     """Serve *handler* on a listener of its own, which must end in time."""
     stop = asyncio.Event()
-    with listen("127.0.0.1", 0) as sock:
+    with listen("127.0.0.1", port) as sock:
         task = asyncio.create_task(serve_port(handler, sock, stop=stop.wait, drain_s=drain_s, tls=tls))
         try:
             yield Listening(address_of(sock), stop, task)
         finally:
             stop.set()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 await task
 
 

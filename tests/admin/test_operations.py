@@ -18,13 +18,12 @@ from smetric.config.settings import Admin
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.http.limits import HttpLimits
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from smetric.sources.prefix_index.persistence import decode_image
 from smetric.sources.shared import MAX_BATCH_BYTES, PATH
 from smetric.sources.shared.peers import Peers, encode_batch
-from tests.fakes import DONE, Call, FakeEngine, chunk, delta, fetch, head, until
+from tests.fakes import DONE, Call, FakeEngine, chunk, delta, fetch, head, listening, until
 from tests.faults.harness import Running, running
 
 # Drains
@@ -117,17 +116,8 @@ AUTHORIZED = [("Authorization", f"Bearer {TOKEN}")]
 @asynccontextmanager
 async def admin_port() -> AsyncIterator[str]:
     peers = Peers(PrefixIndexes([PrefixIndex()]), Fleet([], VOCABULARY), [], token=TOKEN)
-    app, sock, stop = (
-        Intake(Starlette(routes=placement_routes(peers)), HttpLimits()),
-        listen("127.0.0.1", 0),
-        asyncio.Event(),
-    )
-    server = asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=0.1))
-    try:
-        yield address_of(sock)
-    finally:
-        stop.set()
-        await server
+    async with listening(Intake(Starlette(routes=placement_routes(peers)), HttpLimits()), drain_s=0.1) as port:
+        yield port.url
 
 
 async def test_placements_accept_a_batch_and_give_an_image() -> None:

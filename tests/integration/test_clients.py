@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ import pytest_asyncio
 
 from smetric.app import Application
 from smetric.config.settings import Admin, InstanceSettings, Listen, Settings
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
-from tests.fakes import until
+from tests.fakes import listening, until
 
 openai: Any = pytest.importorskip("openai")
 anthropic: Any = pytest.importorskip("anthropic")
@@ -51,18 +49,15 @@ async def site() -> AsyncIterator[Site]:
     async with EmulatedFleet(2, emulated) as fleet:
         instances = tuple(InstanceSettings(id=f"e{n}", url=url) for n, url in enumerate(fleet.urls))
         settings = Settings(listen=Listen(port=0), admin=Admin(port=0), instances=instances)
-        application, stop = Application(settings, environ={}), asyncio.Event()
-        data = listen("127.0.0.1", 0)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(serve_port(application.data_app(), data, stop=stop.wait, drain_s=1.0))
+        application = Application(settings, environ={})
+        async with listening(application.data_app()) as port:
             await until(lambda: application.is_ready)
-            url, options = address_of(data), {"api_key": "a-key", "max_retries": 0, "timeout": 20.0}
+            url, options = port.url, {"api_key": "a-key", "max_retries": 0, "timeout": 20.0}
             async with (
                 openai.AsyncOpenAI(base_url=f"{url}/v1", **options) as one,
                 anthropic.AsyncAnthropic(base_url=url, **options) as other,
             ):
                 yield Site(one, other, application)
-            stop.set()
 
 
 #: Calls by name; each returns whether the answer is right.

@@ -14,11 +14,10 @@ import pytest
 
 from smetric.app import Application
 from smetric.config.settings import InstanceSettings, ScrapeSettings, Settings
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
-from tests.fakes import until
+from tests.fakes import fetch, listening, until
 
 pytestmark = pytest.mark.slow
 
@@ -64,20 +63,11 @@ async def test_forecasts_are_within_the_stated_factor(traffic: str) -> None:
                 scrape=ScrapeSettings(interval=0.2),
             )
         )
-        data, admin, stop = listen("127.0.0.1", 0), listen("127.0.0.1", 0), asyncio.Event()
-        serving = [
-            asyncio.create_task(serve_port(application.data_app(), data, stop=stop.wait, drain_s=2.0)),
-            asyncio.create_task(serve_port(application.admin_app(), admin, stop=stop.wait, drain_s=2.0)),
-        ]
-        try:
+        async with listening(application.data_app()) as data, listening(application.admin_app()) as admin:
             await until(lambda: all(one.scrape and one.models for one in application.fleet.instances), 30.0)
-            await asyncio.gather(*(play(address_of(data), number, additions) for number in range(SESSIONS)))
-            async with aiohttp.ClientSession() as client, client.get(f"{address_of(admin)}/admin/savings") as answer:
-                rows = orjson.loads(await answer.read())["savings"]
+            await asyncio.gather(*(play(data.url, number, additions) for number in range(SESSIONS)))
+            rows = orjson.loads((await fetch(admin.url, "GET", "/admin/savings")).body)["savings"]
             made = application.telemetry.decisions.recent(1000)
-        finally:
-            stop.set()
-            await asyncio.gather(*serving)
     shares = [
         one.forecast.ttft_s / one.ttfc_s
         for one in made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -21,12 +20,11 @@ from smetric.config.settings import (
     PrefixIndexSettings,
     Settings,
 )
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator import instance as emulated
 from smetric.lab.emulator import prompt
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.request.request import InferenceRequest
-from tests.fakes import until
+from tests.fakes import listening, until
 
 pytestmark = pytest.mark.slow
 
@@ -94,15 +92,9 @@ async def router(
         {},
         ids,
     )
-    data = listen("127.0.0.1", 0)
-    ended = asyncio.Event()
-    port = asyncio.create_task(serve_port(application.data_app(), data, stop=ended.wait, drain_s=1.0))
-    try:
+    async with listening(application.data_app()) as port:
         await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
-        yield application, address_of(data)
-    finally:
-        ended.set()
-        await port
+        yield application, port.url
 
 
 def emulated_fleet() -> EmulatedFleet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,11 +18,10 @@ import smetric
 from smetric import names
 from smetric.app import Application
 from smetric.config import load_settings
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import EmulatedSettings
 from smetric.lab.engine import EngineConfig
-from tests.fakes import until
+from tests.fakes import listening, until
 from tests.telemetry.otlp_receiver import Received, Receiver, receiving
 
 MODEL = "emulated"
@@ -50,14 +48,9 @@ async def router(folder: Path, urls: list[str], ids: list[str], **settings: Any)
     file = folder / "smetric.yaml"
     file.write_text(yaml.safe_dump({"instances": instances, "scrape": {"interval": "100ms"}, **settings}))
     application = Application(load_settings(file, {}))
-    sock, stop = listen("127.0.0.1", 0), asyncio.Event()
-    serving = asyncio.create_task(serve_port(application.data_app(), sock, stop=stop.wait, drain_s=2.0))
-    try:
+    async with listening(application.data_app(), drain_s=2.0) as port:
         await until(lambda: all(one.scrape and one.models for one in application.fleet.instances), 30.0)
-        yield address_of(sock)
-    finally:
-        stop.set()
-        await serving
+        yield port.url
 
 
 async def converse(url: str, turns: int, **headers: str) -> None:

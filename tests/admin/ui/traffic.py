@@ -22,11 +22,11 @@ from smetric.config.settings import Admin, InstanceSettings, Settings
 from smetric.fleet.exchange import Exchange
 from smetric.fleet.instance import Instance, Lease, PrefixTokens, Scrape
 from smetric.fleet.record import DecisionRecord, Shadowed
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.policy.snapshot import Origins
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.telemetry import logs
+from tests.fakes import listening
 
 PATH = "/v1/chat/completions"
 SCOPE = {"method": "POST", "path": PATH, "headers": [], "http_version": "1.1", "scheme": "http"}
@@ -207,14 +207,10 @@ async def simulated(
         admin=Admin(port=0, token=token),
     )
     application = Application(msgspec.structs.replace(made, **settings), {})
-    admin = listen("127.0.0.1", 0)
-    ended = asyncio.Event()
-    port = asyncio.create_task(serve_port(application.admin_app(), admin, stop=ended.wait, drain_s=1.0))
-    await application.live.feed.start()
-    try:
-        yield application, address_of(admin)
-    finally:
-        await application.live.feed.stop()
-        ended.set()
-        await port
-        await application.upstream.close()
+    async with listening(application.admin_app()) as admin:
+        await application.live.feed.start()
+        try:
+            yield application, admin.url
+        finally:
+            await application.live.feed.stop()
+    await application.upstream.close()

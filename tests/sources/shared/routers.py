@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 
@@ -13,12 +12,12 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.http.limits import HttpLimits
-from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from smetric.sources.shared.peers import Peers
+from tests.fakes import listening
 
 BLOCK_TOKENS = BLOCK_BYTES / 4
 
@@ -65,18 +64,9 @@ async def exchanging(*sidecars: Sidecar) -> AsyncIterator[None]:
 @asynccontextmanager
 async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterator[list[str]]:
     """Serve the admin ports of *sidecars*; yield their URLs."""
-    stop = asyncio.Event()
-    sockets = [listen("127.0.0.1", port) for port in ports or [0] * len(sidecars)]
-    servers = [
-        asyncio.create_task(
-            serve_port(
-                Intake(Starlette(routes=placement_routes(one.peers)), HttpLimits()), sock, stop=stop.wait, drain_s=0.1
-            )
-        )
-        for one, sock in zip(sidecars, sockets, strict=True)
-    ]
-    try:
-        yield [address_of(sock) for sock in sockets]
-    finally:
-        stop.set()
-        await asyncio.gather(*servers)
+    async with AsyncExitStack() as stack:
+        urls = []
+        for one, port in zip(sidecars, ports or [0] * len(sidecars), strict=True):
+            app = Intake(Starlette(routes=placement_routes(one.peers)), HttpLimits())
+            urls.append((await stack.enter_async_context(listening(app, port=port, drain_s=0.1))).url)
+        yield urls
