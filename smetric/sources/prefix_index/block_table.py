@@ -293,6 +293,29 @@ class BlockTable:
         self.changes += 1
         return before - held.size
 
+    def touch(self, held: HolderBlocks, blocks: Sequence[int], tick: int) -> None:
+        """Make *blocks*, which *held* was entered with at *tick*, its most recent."""
+        own = held.ticks.get(tick)
+        if own is None or next(reversed(held.ticks)) == tick:
+            return  # entered again since, or most recent anyway
+        del held.ticks[tick]
+        path = []  # its beginning may be entered again since, and must not become older than the rest
+        for run, _ in _path(self._first, blocks):
+            if run is own[0]:
+                break
+            self._leave(held, run, held.runs_at[run])
+            path.append(run)
+        self.tick = tick = self.tick + 1
+        held.ticks[tick] = path = [*path, *own]
+        for run in path:
+            held.runs_at[run] = tick
+
+    def drop(self, held: HolderBlocks, block: int) -> None:
+        """Drop the run of *held* that begins with *block*, if there is one."""
+        run = self._first.get(block)
+        if run is not None and run in held.runs_at:
+            self._remove(held, run, held.runs_at[run])
+
     def _find(self, blocks: Sequence[int]) -> tuple[list[Run], array[int]]:
         """Return the runs that *blocks* begin with, the last one split where they part, and the remaining blocks."""
         path: list[Run] = []
@@ -373,6 +396,11 @@ class BlockTable:
                 return most
             self._split(run, size - most)
             size = most
+        self._remove(held, run, tick)
+        return size
+
+    def _remove(self, held: HolderBlocks, run: Run, tick: int) -> None:
+        size = len(run.keys)
         self._leave(held, run, tick)
         del held.runs_at[run]
         self._held_runs -= 1
@@ -380,4 +408,3 @@ class BlockTable:
         self._count(held, -size, 0 if run.bits else -size)
         if not run.bits and self._first.get(run.keys[0]) is run:  # after a hash collision another run has its place
             del self._first[run.keys[0]]
-        return size

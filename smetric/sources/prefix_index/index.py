@@ -507,9 +507,13 @@ class PrefixIndex(Source):
         model = self._model(instance)
         if before is None or before[1] < model.since:  # it was sent to an earlier process
             return
+        if cut.blocks:  # engines evict in the order in which requests end
+            self.table.touch(model.held, cut.blocks, before[1] + 1)
         self._place(instance, model, cut.reply(usage))
         if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
             model.judge(cut, before, usage.cached_tokens / usage.prompt_tokens)
+        if answered := cut.answered(before[0][-1][0]):  # the reply before this prompt is among its own blocks now
+            self.table.drop(model.held, answered)
 
     def placed(self, instance: Instance, blocks: Sequence[int]) -> None:
         """Enter *blocks* of a prompt that another router sent to *instance*."""
