@@ -123,6 +123,7 @@ class Application:
             self.sources.ranked,
             deadline=deadline,
             on_source_failed=self.metrics.source_failed,
+            on_late=self.request_tokens.late,
             observed=self.policies.observed,
             models=self.sources.scraper.models,
         )
@@ -303,6 +304,8 @@ class Application:
             # A restored index is valid only for the process it was learnt from.
             await self.sources.scraper.first_look(FIRST_LOOK_S)
             await self.sources.indexes.recall(self.fleet.instances)
+        if self.sources.kv_events is not None:
+            await self.sources.kv_events.caught_up(self.settings.kv_events.ready_within)
         await self.admission.overload.start()
         await self.live.feed.start()
         await self.at_hand.start()

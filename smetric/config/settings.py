@@ -333,6 +333,11 @@ class KvEventsSettings(Section, frozen=True, kw_only=True):
     ranks: Annotated[int, Meta(ge=1, le=64), doc("Data-parallel ranks of an instance; each has the next port.")] = 1
     topic: Annotated[Topic, doc("Prefix of its topics; `{host}` and `{port}` as above.")] = ""
     max_bytes: Annotated[int, size("1MiB", "64GiB"), doc("Memory limit of the block index.")] = 1 << 30
+    ready_within: Annotated[
+        float,
+        duration("0ms", "5m"),
+        doc("With `replay`: longest time for which the router is not ready at start while caches are still `behind`."),
+    ] = 10.0
 
 
 class LmcacheSettings(Section, frozen=True, kw_only=True):
@@ -371,28 +376,30 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     """Token ids of prompts, for the sources that look prompts up by them."""
 
     source: Annotated[
-        Literal["estimated", "engine", "local"],
+        Literal["auto", "estimated", "engine", "local"],
         doc(
-            "estimated: no ids; lengths are bytes divided by a ratio learned per model. engine: from the instances' "
-            "`/tokenize`. local: from the models' own files; needs the extra `tokenizers`."
+            "auto: estimated, unless KV events or LMCache need ids; then local for models in `folders` or in the local "
+            "cache of Hugging Face's hub, and engine for others. estimated: no ids; lengths are bytes divided by a "
+            "ratio learned per model. engine: from the instances' `/tokenize`. local: from the models' own files; "
+            "needs the extra `tokenizers`."
         ),
-    ] = "estimated"
+    ] = "auto"
     timeout: Annotated[
         float,
         duration("10ms", "1m"),
-        doc("engine: timeout of one instance. A decision waits no longer than `lookup` allows."),
+        doc("auto, engine: timeout of one instance. A decision waits no longer than `lookup` allows."),
     ] = 2.0
     folders: Annotated[
         Mapping[str, Folder],
         doc(
-            "local: folder of each model with its `tokenizer.json`, `tokenizer_config.json` and chat template. "
+            "auto, local: folder of each model with its `tokenizer.json`, `tokenizer_config.json` and chat template. "
             '`"*"` stands for every other model.'
         ),
     ] = {}
     max_bytes: Annotated[
         int,
         size("1MiB", "16GiB"),
-        doc("local: memory limit of the cache of encoded text; a turn encodes only what is new."),
+        doc("auto, local: memory limit of the cache of encoded text; a turn encodes only what is new."),
     ] = 64 << 20
 
 

@@ -45,6 +45,7 @@ from smetric.sources.prefix_index.persistence import NAME, UnreadableImage, read
 from smetric.sources.prefix_index.tokens import TokenPrefixIndex
 from smetric.sources.tokens.chat import ChatPrompt, NotTokenised, Unavailable, chat_of_chat
 from smetric.sources.tokens.engine import EngineEncoder
+from smetric.sources.tokens.request_tokens import token_source
 
 if TYPE_CHECKING:
     from smetric.sources.kv_events.source import CacheFigures, KvEvents
@@ -394,8 +395,8 @@ _BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 async def tokens(site: Site) -> Findings:
     """Check that a conversation has the same token ids here and in every engine of its model."""
-    if site.settings.tokenizer.source == "estimated":
-        raise Skipped("tokenizer.source is estimated, so nothing is looked up by token ids")
+    if token_source(site.settings) == "estimated":
+        raise Skipped("no source needs token ids, or tokenizer.source is estimated: nothing is looked up by token ids")
     by_model = site.by_model()
     if not by_model:
         raise Skipped("no instance lists its models")
@@ -409,7 +410,7 @@ async def _tokens_of(site: Site, model: str, engines: Sequence[ExaminedEngine]) 
         if all(isinstance(ids, NotTokenised) and not isinstance(ids, Unavailable) for ids in answers):
             continue  # no template takes it; one without tools may pass
         request = site.read(Api.CHAT, orjson.dumps({"model": model, **body}))
-        ours = await site.router.token_ids.of(request) if site.settings.tokenizer.source == "local" else None
+        ours = await site.router.token_ids.of(request) if token_source(site.settings) != "engine" else None
         for finding in _compared(site, model, kind, list(zip(engines, answers, strict=True)), ours):
             yield finding
         return
@@ -451,7 +452,7 @@ def _compared(
                 "ids that are right for one are wrong for the other, and so are its hits",
                 "start all engines of a model with the same files, `--chat-template` and `--tokenizer`",
             )
-    if source != "local":
+    if source == "engine":
         return
     if ours is None:
         yield error(

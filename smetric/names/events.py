@@ -99,6 +99,16 @@ EVENTS = {
         "Warning: several times the engine of a model counted another number of tokens than there were ids; its ids "
         "are ignored for a minute."
     ),
+    "smetric.tokenize.late": (
+        "Warning: the token ids of a prompt came after its decision, for which they were unknown; `in_a_row` counts "
+        "those of the model. If `is_useless`, its tokenizer never answers in time: raise `lookup`'s deadlines, or name "
+        "the model's folder in `tokenizer.folders`. Once a minute for each model."
+    ),
+    "smetric.tokenize.local": "Info: `auto` found a model's tokenizer in the hub's local cache, and uses it.",
+    "smetric.tokenize.by_engines": (
+        "Warning: `auto` asks the engines of a model for token ids, and why. They often answer later than a decision "
+        "waits: name the model's folder in `tokenizer.folders`, and install the extra `tokenizers`."
+    ),
     "smetric.tokenize.whole": (
         "Warning: a tokenizer does not allow prompts to be cached in segments; every prompt is encoded whole."
     ),

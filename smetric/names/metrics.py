@@ -44,7 +44,7 @@ SOURCE_FAILURES = Metric(
 )
 TOKENIZATIONS = Metric(
     "smetric_tokenizations_total{source,result}",
-    "Prompts whose token ids were wanted, by how that ended; all but `ok` are unknown.",
+    "Prompts whose token ids were wanted, by how that ended; all but `ok` were unknown to the decision.",
 )
 TOKENIZE_SECONDS = Metric(
     "smetric_tokenize_duration_seconds{source}", "Time until a prompt's token ids were there.", _MICRO

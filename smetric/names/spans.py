@@ -218,7 +218,7 @@ LOOKUP_RESULTS = (
 )
 
 # Results of reading a prompt's token ids.
-TOKENIZE_RESULTS = ("ok", "unsupported", "refused", "unavailable", "busy", "distrusted", "failed")
+TOKENIZE_RESULTS = ("ok", "late", "unsupported", "refused", "unavailable", "busy", "distrusted", "failed")
 
 # Results of placements shared with other routers.
 PLACEMENT_SENT = "sent"

@@ -80,6 +80,7 @@ class Router:
         sources: the sources of look-ups, best first.
         deadline: deadline of look-ups.
         on_source_failed: called with the name of a source that raised.
+        on_late: called with a request whose look-ups were not there in time.
         observed: policies whose features are recorded too.
         rng: draws the seed of each decision.
         models: read again before a model counts as unknown.
@@ -93,6 +94,7 @@ class Router:
         *,
         deadline: LookupDeadline | None = None,
         on_source_failed: Callable[[str], None] = lambda _: None,
+        on_late: Callable[[InferenceRequest], None] = lambda _: None,
         observed: Sequence[Policy] = (),
         rng: random.Random | None = None,
         models: ModelLists | None = None,
@@ -101,7 +103,9 @@ class Router:
         self.models = models
         self.routes = routes
         #: The sources, which learn from what becomes of a request.
-        self.lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
+        self.lookups = Lookups(
+            sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed, on_late=on_late
+        )
         #: By route, for those with observed policies or shadows.
         self._observers = {
             route: Observer(fleet, self.lookups) for route in routes.all if observed or route.shadows is not None

@@ -20,6 +20,7 @@ from smetric.sources.measured import Adapters, FetchRates, Prefills, PromptClass
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
 from smetric.sources.prefix_index.persistence import IndexFile
 from smetric.sources.source import Background, Follower, Source, SourceCounts, TokenIds
+from smetric.sources.tokens.request_tokens import token_source
 from smetric.sources.vllm import Prober, Scraper
 
 if TYPE_CHECKING:
@@ -165,10 +166,10 @@ def require_token_ids(settings: Settings) -> None:
         ConfigError: names the source and what to set.
     """
     for wanted, name in ((settings.lmcache.url, "lmcache.url"), (settings.kv_events.enabled, "kv_events.enabled")):
-        if wanted and settings.tokenizer.source == "estimated":
+        if wanted and token_source(settings) == "estimated":
             raise ConfigError(
                 f"{name} is set, but tokenizer.source is estimated, and its look-ups need token ids; set "
-                "tokenizer.source to engine or local"
+                "tokenizer.source to auto, engine or local"
             )
 
 
@@ -187,7 +188,7 @@ def _prefix_index(settings: Settings, token_ids: TokenIds) -> tuple[TokenPrefixI
             block_tokens=block_tokens,
         )
 
-    if settings.tokenizer.source == "estimated":
+    if token_source(settings) == "estimated":
         return None, index(most)
     from smetric.sources.prefix_index.tokens import TokenPrefixIndex
 

@@ -85,6 +85,7 @@ class Lookups:
         sources: all sources, best first.
         deadline: the time that the look-ups of one decision may take together.
         on_failed: called with the name of a source that raised.
+        on_late: called with a request whose look-ups were not there in time.
         clock: monotonic seconds.
     """
 
@@ -94,10 +95,12 @@ class Lookups:
         *,
         deadline: LookupDeadline,
         on_failed: Callable[[str], None],
+        on_late: Callable[[InferenceRequest], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deadline = deadline
         self._on_failed = on_failed
+        self._on_late = on_late
         self._log_limit = LogLimit(clock)
         self._filling = [source for source in sources if source.fills]
         followers = [source for source in sources if isinstance(source, Follower)]
@@ -171,7 +174,7 @@ class Lookups:
                     found = await answer
                 _fill(columns, wanted, found, source, candidates)
             except TimeoutError:
-                pass  # unknown to this source
+                self._on_late(request)  # unknown to this source
             except Exception as error:
                 self._failed(source, error)
             pending = self._ask(sources, request, wanted, columns, candidates)

@@ -365,7 +365,7 @@ class Metrics(Listener):
     def tokenized(self, source: str, result: str, duration_s: float) -> None:
         """Count a prompt whose ids were wanted of *source*; *result* is one of `names.TOKENIZE_RESULTS`."""
         self._tokenizations[source, result].inc()
-        if result == "ok":
+        if result in ("ok", "late"):
             self._tokenize_seconds[source].observe(duration_s)
 
     def ids_compared(self, equal: bool) -> None:

@@ -197,7 +197,7 @@ def test_size_needs_a_unit(load: Any, text: str, value: int) -> None:
             "instances[0].zone: expected at most 128 of A-Z a-z 0-9 . _ : / [ ] - (put",
         ),
         ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]: expected a network such as 10.0.0.0/8"),
-        ("tokenizer: {source: remote}", "tokenizer.source: expected one of estimated, engine, local"),
+        ("tokenizer: {source: remote}", "tokenizer.source: expected one of auto, estimated, engine, local"),
         ("tokenizer: {folders: {m: [a]}}", "tokenizer.folders.m: expected the path of a folder, got a list"),
         ("listen: {port: 1}\nlisten: {port: 2}", "smetric.yaml:2: listen is set twice; keep one of the two"),
         ("listen: {host: '${NOBODY}'}", "smetric.yaml:1: ${NOBODY} is not set; set it or write ${NOBODY:-default}"),

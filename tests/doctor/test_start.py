@@ -32,6 +32,7 @@ shadow:
   - none.policy
 lmcache:
   url: http://127.0.0.1:7000
+tokenizer: {source: estimated}
 """
 #: Line and beginning of each error of `BROKEN`.
 ERRORS = (
@@ -85,7 +86,11 @@ def test_config_check_reports_all_errors_of_one_reading(tmp_path: Path) -> None:
         ("instances: [http://127.0.0.1:9101]", 0, None),
         ("policy: smetric", 2, "no instances to route to"),
         ("instances: [http://a:1]\nparams: {OVERLOAD: 0}", 1, "2: params.OVERLOAD: configuration sets"),
-        ("instances: [http://a:1]\nlmcache:\n  url: http://b:1", 2, "3: lmcache.url is set, but tokenizer.source"),
+        (
+            "instances: [http://a:1]\nlmcache:\n  url: http://b:1\ntokenizer: {source: estimated}",
+            2,
+            "3: lmcache.url is set, but tokenizer.source",
+        ),
         ("instances: [http://a:1]\nprefix_index: {enabled: false}", 0, "policy: warning: "),
         ("instances: [http://a:1, http://a:2, http://a:3]\npolicy: smetric", 0, "2: params.FLOOR: warning: it is 0"),
         ("instances: [http://a:1, http://a:2, http://a:3]\nparams: {FLOOR: 2}", 0, None),

@@ -117,9 +117,7 @@ class RouterProcess:
             assert time.monotonic() < deadline, f"the router is not ready; see {self._work}"
             with contextlib.suppress(aiohttp.ClientError):
                 rows = (await self.page(client, "/admin/instances"))["instances"]
-                known = (
-                    (await self.page(client, "/metrics")).count("smetric_kv_events_known{") if kv_events else engines
-                )
+                known = sum((await self.known(client)).values()) if kv_events else engines
                 if known == engines and all(row["capacity_tokens"] and row["models"] for row in rows):
                     break
             await asyncio.sleep(0.2)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 
 from smetric.app import Application
-from smetric.config.settings import InstanceSettings, KvEventsSettings, ScrapeSettings, Settings
+from smetric.config.settings import InstanceSettings, KvEventsSettings, ScrapeSettings, Settings, TokenizerSettings
 from smetric.errors import ConfigError
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest
@@ -117,7 +117,9 @@ async def test_router_falls_back_to_prefix_index_where_kv_events_are_unknown(
 
 def test_application_refuses_kv_events_without_token_ids() -> None:
     settings = Settings(
-        instances=(InstanceSettings(url="http://a:1", id="a"),), kv_events=KvEventsSettings(enabled=True)
+        instances=(InstanceSettings(url="http://a:1", id="a"),),
+        kv_events=KvEventsSettings(enabled=True),
+        tokenizer=TokenizerSettings(source="estimated"),
     )
     with pytest.raises(ConfigError, match=r"kv_events\.enabled is set, but tokenizer\.source is estimated.*need "):
         Application(settings, {})

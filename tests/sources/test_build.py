@@ -89,9 +89,9 @@ def test_grains_name_each_source_that_counts_in_larger_units() -> None:
 
 @pytest.mark.parametrize("wanting", [{"lmcache": LMCACHE}, {"kv_events": EVENTS}], ids=["lmcache", "kv_events"])
 def test_sources_that_need_token_ids_are_refused_without_a_tokenizer(wanting: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.source to engine or local"):
-        require_token_ids(replace(PLAIN, **wanting))
-    require_token_ids(replace(PLAIN, tokenizer=TOKENS, **wanting))
+    with pytest.raises(ConfigError, match=r"tokenizer\.source to auto, engine or local"):
+        require_token_ids(replace(PLAIN, tokenizer=TokenizerSettings(source="estimated"), **wanting))
+    require_token_ids(replace(PLAIN, **wanting))
 
 
 _LMCACHE = "lmcache:\n  url: http://127.0.0.1:9\n"

@@ -111,13 +111,20 @@ async def test_lookup_asks_the_next_source_when_one_fails(broken: Table) -> None
 
 async def test_lookup_bounds_hanging_sources_by_one_deadline() -> None:
     loop = asyncio.get_running_loop()
-    lookups, _ = looking(*(Hanging(name) for name in "uvwxyz"))
-    started = loop.time()
-    answer = lookups.of(InferenceRequest(), HIT, INSTANCES)
+    late: list[InferenceRequest] = []
+    lookups = Lookups(
+        [Hanging(name) for name in "uvwxyz"],
+        deadline=LookupDeadline(0.05, 0.0, 0.05),
+        on_failed=lambda _: None,
+        on_late=late.append,
+    )
+    started, request = loop.time(), InferenceRequest()
+    answer = lookups.of(request, HIT, INSTANCES)
     assert not isinstance(answer, dict)
     columns = await answer
     assert columns["hit_len"].cells == [None, None]
     assert loop.time() - started < 0.2
+    assert late == [request] * 6
 
 
 async def test_lookup_does_not_count_a_disconnect_as_failure() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -94,6 +95,19 @@ class KvEvents(Source):
             for subscribers in self._subscribers.values()
             for subscriber in subscribers
         ]
+
+    async def caught_up(self, within_s: float) -> None:
+        """Wait until no cache is `behind`, at most *within_s* seconds.
+
+        A cache without a replay address is not waited for, as only its next message can show that nothing is missing.
+        Nor is that of an instance that fails its health checks.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                for instance, subscribers in self._subscribers.items():
+                    for one in subscribers:
+                        if one.publisher.replay and instance.healthy:
+                            await one.caught_up.wait()
 
     async def stop(self) -> None:
         """Stop listening and close the sockets."""

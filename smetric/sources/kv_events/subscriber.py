@@ -233,6 +233,9 @@ class Subscriber:
     Args:
         publisher: the address.
         index: the index that contents are entered in.
+
+    Attributes:
+        caught_up: set while nothing is missing, as far as the replay socket shows.
     """
 
     def __init__(self, publisher: Publisher, index: KvIndex) -> None:
@@ -245,7 +248,7 @@ class Subscriber:
         self._topic = publisher.topic.encode()
         self._context: zmq.asyncio.Context | None = None
         self._is_connected = False
-        self._is_behind = True
+        self.caught_up = asyncio.Event()
         self._connect_due = math.inf
         self._catch_up_due = 0.0
         self._catch_up_pause = CATCH_UP_S[0]
@@ -374,7 +377,7 @@ class Subscriber:
                 self.messages["malformed"] += 1
                 return None
             stream = self.streams[rank] = RankStream(self._index)
-            stream.is_behind = self._is_behind
+            stream.is_behind = not self.caught_up.is_set()
         return stream
 
     def classify(self, stream: RankStream, seq: int, batch: EventBatch) -> Arrival:
@@ -477,7 +480,10 @@ class Subscriber:
 
     def set_behind(self, is_behind: bool) -> None:
         """Set for all ranks whether messages may be missing."""
-        self._is_behind = is_behind
+        if is_behind:
+            self.caught_up.clear()
+        else:
+            self.caught_up.set()
         for rank, stream in self.streams.items():
             stream.is_behind = is_behind
             self._log_state(rank, stream)

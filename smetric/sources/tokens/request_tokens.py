@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -52,6 +52,8 @@ PIECE_BYTES = 32 * 1024
 #: Wrong counts in a row after which a model's ids are distrusted, and seconds until they are tried again.
 MOST_DIFFERENT = 3
 DISTRUST_S = 60.0
+#: Late prompts of a model in a row after which its tokenizer counts as useless.
+USELESS_AFTER = 20
 #: Seconds after which a template is probed again: engines may have restarted with another one.
 TTL_S = 600.0
 #: Probes of vLLM 0.32 (`entrypoints/anthropic/serving.py`), which engines render when they start.
@@ -66,34 +68,61 @@ _IDS = msgspec.json.Decoder(list[int])
 log = structlog.get_logger("smetric.tokenize")
 
 
+def token_source(settings: Settings) -> Literal["auto", "estimated", "engine", "local"]:
+    """Return where token ids come from: as configured, and for `auto` from nowhere unless a source needs them."""
+    source = settings.tokenizer.source
+    is_needed = settings.kv_events.enabled or settings.lmcache.url
+    return "estimated" if source == "auto" and not is_needed else source
+
+
 def request_tokens(settings: Settings, fleet: Fleet, counts: SourceCounts) -> RequestTokens:
     """Return the token ids as the settings section `tokenizer` configures them.
 
     Raises:
         ConfigError: a model's folder is unusable, or a package is missing.
     """
-    source = settings.tokenizer.source
-    encoder: Encoder | None = None
-    if source == "engine":
+    source, tokenizer = token_source(settings), settings.tokenizer
+    engine: Encoder | None = None
+    if source in ("auto", "engine"):
         from smetric.sources.tokens.engine import EngineEncoder  # most routers estimate
 
         resolve = resolve_unless(partial(odd_address, allowed=networks(settings.instance_networks)))
-        encoder = EngineEncoder(fleet, timeout_s=settings.tokenizer.timeout, resolve=resolve)
-    elif source == "local":
+        engine = EngineEncoder(fleet, timeout_s=tokenizer.timeout, resolve=resolve)
+    encoder, distrust = engine, None
+    if source in ("auto", "local"):
+        from smetric.sources.tokens.auto import MOST_CACHED, AutoEncoder
+
+        folders = {model: Path(folder) for model, folder in tokenizer.folders.items()}
+        load: Callable[[Path], Encoder] | None = None
         try:
-            from smetric.sources.tokens.local import LocalEncoder  # needs an extra
+            from smetric.sources.tokens.local import ANY_MODEL, LocalEncoder  # needs an extra
         except ImportError as error:
-            raise ConfigError(
-                f"tokenizer.source is local, but the package {error.name} is missing: "
-                "pip install 'smetric-router[tokenizers]'"
-            ) from None
-        folders = {model: Path(folder) for model, folder in settings.tokenizer.folders.items()}
-        encoder = LocalEncoder(folders, max_bytes=settings.tokenizer.max_bytes)
+            if source == "local":
+                raise ConfigError(
+                    f"tokenizer.source is local, but the package {error.name} is missing: "
+                    "pip install 'smetric-router[tokenizers]'"
+                ) from None
+            folders = {}
+        else:
+            parts = len(set(folders.values())) + (MOST_CACHED if engine is not None else 0)
+
+            def load(folder: Path) -> Encoder:
+                return LocalEncoder({ANY_MODEL: folder}, max_bytes=tokenizer.max_bytes // parts)
+
+            if folders:
+                most = tokenizer.max_bytes * len(set(folders.values())) // parts
+                encoder = LocalEncoder(folders, max_bytes=most)
+        if engine is not None:
+            models = frozenset(model for instance in settings.instances for model in instance.models or ())
+            configured = encoder if folders else None
+            encoder = auto = AutoEncoder(engine, configured, frozenset(folders), load, models=models)
+            distrust = auto.distrust
     return RequestTokens(
         encoder,
         block_size=settings.block_size,
         on_result=lambda result, seconds: counts.tokenized(source, result, seconds),
         on_compared=counts.ids_compared,
+        on_distrusted=distrust,
     )
 
 
@@ -105,6 +134,7 @@ class RequestTokens(Listener):
         block_size: tokens per KV block, to which expected hits are floored.
         on_result: called with the result (one of `names.TOKENIZE_RESULTS`) and the seconds of each prompt.
         on_compared: called with whether an answer counted as many prompt tokens as there were ids.
+        on_distrusted: called with a model whose ids proved wrong several times.
         clock: monotonic seconds.
     """
 
@@ -115,6 +145,7 @@ class RequestTokens(Listener):
         block_size: int,
         on_result: Callable[[str, float], None],
         on_compared: Callable[[bool], None],
+        on_distrusted: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encoder = encoder
@@ -123,8 +154,12 @@ class RequestTokens(Listener):
         self._block_size = block_size
         self._on_result = on_result
         self._on_compared = on_compared
+        self._on_distrusted = on_distrusted
         self._log_limit = LogLimit(clock)
-        self._running: set[asyncio.Task[array[int] | None]] = set()
+        self._running: set[asyncio.Future[array[int] | None]] = set()
+        #: Those of them that a decision waited for in vain, and how many in a row each model had.
+        self._late: set[asyncio.Future[array[int] | None]] = set()
+        self._late_in_a_row: LRUCache[str, int] = LRUCache(256)
 
     async def start(self) -> None:
         """Open the encoder."""
@@ -184,6 +219,11 @@ class RequestTokens(Listener):
             task.add_done_callback(self._running.discard)
         return request.tokenising
 
+    def late(self, request: InferenceRequest) -> None:
+        """Note that the decision of *request* could wait no longer."""
+        if request.tokenising in self._running:
+            self._late.add(request.tokenising)
+
     def ended(self, exchange: Exchange) -> None:
         """Compare the prompt tokens that the engine counted with the known ids."""
         if exchange.record is not None and exchange.usage is not None:
@@ -196,6 +236,8 @@ class RequestTokens(Listener):
         if self._encoder is None or ids is None or usage.prompt_tokens is None or request.prompt_len != len(ids):
             return
         self._on_compared(self._trust.compare(request.model, len(ids), usage.prompt_tokens))
+        if self._on_distrusted is not None and not self._trust.believes(request.model):
+            self._on_distrusted(request.model)
 
     async def _tokenise(self, api: Api, model: str, body: bytes, *, is_counted: bool) -> array[int] | None:
         started = time.perf_counter()
@@ -213,8 +255,29 @@ class RequestTokens(Listener):
             if (kept_back := self._log_limit.passes(api)) is not None:
                 log.exception("smetric.tokenize.failed", api=api.value, kept_back=kept_back)
             result = "failed"
-        self._on_result(result, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        task = asyncio.current_task()
+        if task in self._late:
+            self._late.discard(task)
+            result = self._too_late(model, seconds) if result == "ok" else result
+        elif result == "ok" and self._late_in_a_row:
+            self._late_in_a_row.pop(model, None)
+        self._on_result(result, seconds)
         return ids
+
+    def _too_late(self, model: str, seconds: float) -> str:
+        """Count and log ids that came too late for their decision; return the result."""
+        in_a_row = self._late_in_a_row[model] = self._late_in_a_row.get(model, 0) + 1
+        if (kept_back := self._log_limit.passes(("late", model))) is not None:
+            log.warning(
+                "smetric.tokenize.late",
+                model=model,
+                seconds=round(seconds, 3),
+                in_a_row=in_a_row,
+                is_useless=in_a_row >= USELESS_AFTER,
+                kept_back=kept_back,
+            )
+        return "late"
 
     async def _encode(self, api: Api, model: str, body: bytes, is_counted: bool) -> array[int]:
         if len(body) > MAX_BODY or (not is_counted and _commas(body) > MAX_COMMAS):

@@ -115,6 +115,26 @@ async def followed(*events: Any, **options: Any) -> AsyncIterator[tuple[KvEngine
         yield one, source
 
 
+async def test_caches_that_can_catch_up_are_waited_for_at_start() -> None:
+    async with engine() as one, engine(replay=False) as other:
+        dead = Instance("dead", "http://127.0.0.1:2")
+        dead.healthy = False
+        gone = Publisher(instance=dead, endpoint=free_address(), replay=free_address())
+        await one.publish(stored(PROMPT))
+        async with listening(publisher(one), publisher(other), gone) as source:
+            assert not told(source).is_known
+            started = time.monotonic()
+            await source.caught_up(30)
+            assert time.monotonic() - started < 20, "neither a dead engine nor one without a replay is waited for"
+            assert await hit_len(source, request(PROMPT)) == [None]
+        async with listening(publisher(one), gone) as source:
+            await source.caught_up(30)
+            assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
+            dead.healthy, started = True, time.monotonic()
+            await source.caught_up(0.05)
+            assert 0.05 <= time.monotonic() - started < 20
+
+
 async def test_hits_are_whole_blocks_below_prompt_length() -> None:
     async with followed(stored(PROMPT), replay=False) as (_, source):
         assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]

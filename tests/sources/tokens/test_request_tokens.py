@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from array import array
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from smetric.config.settings import TokenizerSettings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
+from smetric.log_limit import LogLimit
 from smetric.names import TOKENIZE_RESULTS
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.sources.tokens import request_tokens as module
@@ -32,6 +34,7 @@ from smetric.sources.tokens.request_tokens import (
     MOST_DIFFERENT,
     PIECE_BYTES,
     TTL_S,
+    USELESS_AFTER,
     RequestTokens,
     TemplateTraits,
     Trust,
@@ -116,6 +119,26 @@ async def test_request_tokens_keep_late_ids_for_next_caller() -> None:
     assert len(encoder.asked) == 1
 
 
+async def test_request_tokens_name_a_tokenizer_that_is_always_late(capsys: pytest.CaptureFixture[str]) -> None:
+    encoder, results = FakeEncoder(), list[str]()
+    encoder.gate.clear()
+    tokens = tokens_of(encoder, results)
+    for number in range(USELESS_AFTER + 1):
+        request = turn_2()
+        ids = tokens.begin(request)
+        assert ids is not None
+        tokens.late(request)
+        encoder.gate.set()
+        await ids
+        encoder.gate.clear()
+        tokens.late(request)  # too late itself: the ids are there
+        if number == 0:
+            tokens._log_limit = LogLimit(lines=1000)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "smetric.tokenize.late" in line]
+    assert results == ["late"] * len(lines) == ["late"] * (USELESS_AFTER + 1)
+    assert [re.findall(r"is_useless[^TFtf]*(\w)", line)[0].lower() for line in lines[-3:]] == ["f", "t", "t"]
+
+
 async def test_request_tokens_continue_when_a_caller_gives_up() -> None:
     encoder = FakeEncoder()
     encoder.gate.clear()
@@ -180,7 +203,7 @@ async def test_request_tokens_results_are_all_named() -> None:
         encoder = FakeEncoder()
         encoder.error = error
         await tokens_of(encoder, results).of(turn_2())
-    assert {*results, "busy", "distrusted", "unsupported"} == set(TOKENIZE_RESULTS)
+    assert {*results, "busy", "distrusted", "unsupported", "late"} == set(TOKENIZE_RESULTS)
 
 
 @pytest.mark.parametrize(
