@@ -18,11 +18,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 import structlog
+from msgspec import Struct, field
 
 from smetric.errors import HttpError
 from smetric.fleet.record import DecisionRecord
@@ -133,8 +133,7 @@ class Exchanges:
                         log.exception("smetric.listener.failed", listener=name, kept_back=kept_back)
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Attempt:
+class Attempt(Struct, eq=False):
     """Attempt to have one instance answer a request.
 
     Args:
@@ -142,6 +141,8 @@ class Attempt:
         record: the decision for the instance.
         path: of the request to the instance.
         number: 1 for the first attempt of a request.
+
+    The fields from `started` on are noted by itself and by listeners.
     """
 
     exchange: Exchange
@@ -149,20 +150,22 @@ class Attempt:
     path: str
     number: int
     #: Start, monotonic seconds.
-    started: float = field(default_factory=time.perf_counter, init=False)
+    started: float = field(default_factory=time.perf_counter)
     #: Trace headers to send.
-    headers: Headers = field(default_factory=list, init=False)
+    headers: Headers = []
     #: Number of times that the request was sent again to the same instance, on a new connection.
-    resends: int = field(default=0, init=False)
+    resends: int = 0
     #: One of `names.RESULTS`, and the instance's status; empty and None until the attempt has ended.
-    result: str = field(default="", init=False)
-    status: int | None = field(default=None, init=False)
-    usage: Usage | None = field(default=None, init=False)
-    finish_reason: str = field(default="", init=False)
+    result: str = ""
+    status: int | None = None
+    usage: Usage | None = None
+    finish_reason: str = ""
     #: End, seconds after the arrival of the request.
-    ended_s: float = field(default=0.0, init=False)
+    ended_s: float = 0.0
     #: Ids of the attempt's span; None unless it is recorded.
-    span: Any = field(default=None, init=False)
+    span: Any = None
+
+    __repr__ = object.__repr__  # it holds a body
 
     def replacing(self, headers: Headers) -> Headers:
         """Return the client's *headers* with the trace headers in place of those of the same names."""
@@ -201,8 +204,7 @@ class Attempt:
         exchange.listeners.notify(exchange.listeners.attempt_ended, exchange, self)
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Exchange:
+class Exchange(Struct, eq=False):
     """One request and its answer; the module docstring has the order of calls.
 
     Args:
@@ -211,6 +213,8 @@ class Exchange:
         route: the matched route template.
         trusted: the peer may continue its trace here.
         is_routed: an instance is to answer the request.
+
+    The fields from `arrival_ns` on are noted by itself and by listeners.
     """
 
     listeners: Exchanges
@@ -219,35 +223,37 @@ class Exchange:
     trusted: bool
     is_routed: bool = True
     #: Arrival, Unix nanoseconds and monotonic seconds.
-    arrival_ns: int = field(default_factory=time.time_ns, init=False)
-    started: float = field(default_factory=time.perf_counter, init=False)
+    arrival_ns: int = field(default_factory=time.time_ns)
+    started: float = field(default_factory=time.perf_counter)
     #: The last decision, and the one before it.
-    record: DecisionRecord | None = field(default=None, init=False)
-    previous: DecisionRecord | None = field(default=None, init=False)
+    record: DecisionRecord | None = None
+    previous: DecisionRecord | None = None
     #: Bounded label of the model that was decided for.
-    model: str = field(default="", init=False)
-    attempts: list[Attempt] = field(default_factory=list, init=False)
+    model: str = ""
+    attempts: list[Attempt] = []
     #: Why no other instance was tried: one of `names.NOT_RETRIED`, else empty.
-    gave_up: str = field(default="", init=False)
+    gave_up: str = ""
     #: Seconds from arrival to the first output of the answer.
-    ttft_s: float | None = field(default=None, init=False)
+    ttft_s: float | None = None
     #: 32 hex digits, empty without a trace.
-    trace_id: str = field(default="", init=False)
+    trace_id: str = ""
     #: Labels that lead from a metric to the recorded trace.
-    exemplar: dict[str, str] | None = field(default=None, init=False)
+    exemplar: dict[str, str] | None = None
     #: Belongs to the listener that traces.
-    trace: Any = field(default=None, init=False)
+    trace: Any = None
     # The end; see `end`.
-    _ended: bool = field(default=False, init=False)
-    status: int = field(default=0, init=False)
-    duration_s: float = field(default=0.0, init=False)
-    bytes_out: int = field(default=0, init=False)
-    usage: Usage | None = field(default=None, init=False)
-    error_type: str = field(default="", init=False)
+    _ended: bool = False
+    status: int = 0
+    duration_s: float = 0.0
+    bytes_out: int = 0
+    usage: Usage | None = None
+    error_type: str = ""
     #: The client got an error of ours or of the instance, or an answer that broke off.
-    failed: bool = field(default=False, init=False)
+    failed: bool = False
     #: Mean seconds between two events of the stream; None with less than two events.
-    gap_s: float | None = field(default=None, init=False)
+    gap_s: float | None = None
+
+    __repr__ = object.__repr__  # it holds headers and a body
 
     def elapsed_s(self) -> float:
         """Return the seconds since arrival."""
