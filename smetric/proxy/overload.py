@@ -55,7 +55,7 @@ class Thresholds:
         return Level.HARD if value >= self.hard else Level.SOFT if value >= self.soft else Level.CALM
 
 
-class Traffic:
+class AdmittedRequests:
     """Admitted requests: their number, its recent mean, and their bounds in an overload.
 
     A late event loop is busy with work that has not been forwarded: reading, deciding, connecting. Open streams cost
@@ -133,7 +133,7 @@ class Overload:
         self._resident_bytes = resident_bytes
         self._open_files = open_files
         self._give_back = give_back
-        self.traffic = Traffic()
+        self.traffic = AdmittedRequests()
         #: Latest lags, the seconds that they cover, and the seconds since the last turn of the traffic.
         self._lags: deque[float] = deque()
         self._covered_s = 0.0

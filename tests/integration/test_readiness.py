@@ -31,7 +31,7 @@ async def test_router_with_drained_instances_only_is_not_ready() -> None:
         for id in ("e0", "e1"):
             assert await readiness(router) == (200, "ready\n")
             assert (await fetch(router.admin_url, "POST", f"/admin/instances/{id}/drain")).status == 200
-        assert await readiness(router) == (503, "all instances are drained or stopping\n")
+        assert await readiness(router) == (503, "all instances are drained, stopping or asleep\n")
         assert (await router.chat()).status == 503
         assert (await fetch(router.admin_url, "POST", "/admin/instances/e1/undrain")).status == 200
         assert await readiness(router) == (200, "ready\n")
@@ -42,7 +42,7 @@ async def test_stopping_engines_count_as_drained() -> None:
     async with running(FakeEngine()) as router:
         (instance,) = router.application.fleet.instances
         router.application.fleet.health.stopping(instance)
-        assert await readiness(router) == (503, "all instances are drained or stopping\n")
+        assert await readiness(router) == (503, "all instances are drained, stopping or asleep\n")
         router.application.fleet.health.restarted(instance)
         assert await readiness(router) == (200, "ready\n")
 

@@ -32,7 +32,7 @@ from smetric.proxy.admission import (
     Saturation,
     WaitingRoom,
 )
-from smetric.proxy.overload import Level, Overload, Thresholds, Traffic
+from smetric.proxy.overload import AdmittedRequests, Level, Overload, Thresholds
 from smetric.request.request import InferenceRequest
 from tests.fakes import until
 
@@ -354,7 +354,7 @@ def test_shortage_admits_as_many_as_were_under_way_in_the_last_seconds() -> None
 
 
 def test_late_loop_bounds_new_requests_and_not_open_streams() -> None:
-    lobby, traffic = Lobby(), Traffic()
+    lobby, traffic = Lobby(), AdmittedRequests()
     lobby.admission.traffic = lobby.overload.traffic = traffic
     streams = [lobby.admit() for _ in range(50)]
     traffic.turn(10.0, is_late=False)
