@@ -242,7 +242,7 @@ def _foreign(stop: ParseStop) -> Diagnostic | None:
     if token is END or stop.in_test:
         return None
     if token == "?" and previous.type == "COMPARE":
-        return _unexpected(token, "`known(…)` tells whether a value is known")
+        return _unexpected(token, "ask `known(…)`: it is whether a value is known")
     if previous == "lambda":
         return _unexpected(previous, "name the formula: `def f(x) = …`; it works on all instances at once")
     both = f"{token}{stop.following}"

@@ -451,8 +451,11 @@ def define(ls: LanguageServer, params: types.DefinitionParams) -> types.Location
 def refer(ls: LanguageServer, params: types.ReferenceParams) -> list[types.Location]:
     """Return the places of a name in this file, its tests, and the files that share it by a library."""
     workspace, here = _symbol_at(ls, params.text_document, params.position)
-    places = {} if here is None else workspace.references(here.symbol)
-    return [_location(ls, path, span) for path, spans in places.items() for span in spans]
+    if here is None:
+        return []
+    left_out = None if params.context.include_declaration else workspace.definition(here.symbol)
+    every = ((path, span) for path, spans in workspace.references(here.symbol).items() for span in spans)
+    return [_location(ls, *place) for place in every if place != left_out]
 
 
 @server.feature(types.TEXT_DOCUMENT_RENAME)

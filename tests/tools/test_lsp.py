@@ -349,6 +349,10 @@ async def test_server_navigates_renames_and_fixes(editor: Editor) -> None:
         types.ReferenceParams(types.ReferenceContext(True), document, use)
     )
     assert [each.range.start.line for each in references or []] == [3, 8, 15]
+    uses = await editor.text_document_references_async(
+        types.ReferenceParams(types.ReferenceContext(False), document, use)
+    )
+    assert [each.range.start.line for each in uses or []] == [8, 15]
     renamed = await editor.text_document_rename_async(types.RenameParams(document, use, "MUCH"))
     assert renamed is not None
     assert renamed.changes is not None
