@@ -238,11 +238,11 @@ def render(
         parts.clear()
         pieces[:] = known.rest
         messages_from, size = 0, size - sum(map(len, known.rest))
-    first_end = max(0, len(messages) - ends)
-    text.add_messages(messages[:first_end], before.messages)
+    first, last = (messages[:-ends], messages[-ends:]) if ends else (messages, [])
+    text.add_messages(first, before.messages)
     size += sum(map(len, pieces))
     positions: list[Position] = []
-    for number, message in enumerate(messages[first_end:], before.messages + first_end):
+    for number, message in enumerate(last, before.messages + len(first)):
         begin = len(pieces)
         text.add_messages((message,), number)
         size += sum(map(len, pieces[begin:]))

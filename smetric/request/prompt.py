@@ -11,7 +11,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 import msgspec
@@ -344,6 +343,14 @@ class Hashes(Struct, frozen=True):
     question: int
 
 
+class _HashedOnce:
+    """Hashes of a prompt, computed on first use; from then on they are a plain attribute, unlike a property."""
+
+    def __get__(self, prompt: Prompt, owner: type[Prompt]) -> Hashes:
+        hashes = prompt.__dict__["hashes"] = prompt.hash()
+        return hashes
+
+
 class Prompt:
     """The first prompt of a request.
 
@@ -360,6 +367,8 @@ class Prompt:
         known: what is known of its beginning.
         remember: called with block hashes and parts once an answer has begun.
     """
+
+    hashes = _HashedOnce()
 
     def __init__(
         self,
@@ -421,9 +430,8 @@ class Prompt:
             return 0
         return self.hashes.blocks[0] if self.hashes.blocks else self.hashes.whole
 
-    @cached_property
-    def hashes(self) -> Hashes:
-        """Hashes of the text, computed on first use in one pass."""
+    def hash(self) -> Hashes:
+        """Hash the text in one pass."""
         pieces = self._pieces
         assert pieces is not None, "the text was dropped before it was hashed"
         self.is_hashed = True
