@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from logging import LogRecord
 from logging.handlers import QueueHandler, QueueListener
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
@@ -43,6 +44,8 @@ MAX_BATCH = 256
 FLUSH_S = 1.0
 #: Query of a URL: it may hold a collector's key.
 _QUERY = re.compile(r"\?[^\s'\"]+")
+#: Labels of rules and ids of instances as lines show them; they come from files, so they are few.
+_shown = lru_cache(1024)(safe)
 #: Frames of a traceback in a line.
 _MAX_FRAMES = 12
 
@@ -432,8 +435,8 @@ def _add_decision(fields: dict[str, Any], record: DecisionRecord) -> None:
         "outcome": record.outcome,
         "route": record.route,
         "policy": record.policy.name,
-        "rule": safe(record.rule),
-        "instance": safe(record.instance.id) if record.instance is not None else "",
+        "rule": _shown(record.rule),
+        "instance": _shown(record.instance.id) if record.instance is not None else "",
         "api": request.api.value,
         "model": safe(request.model),
         "turn": request.turn,
