@@ -15,7 +15,7 @@ from smetric.config import Settings
 from smetric.config.credential import credential
 from smetric.errors import NoCandidate, unknown_model
 from smetric.features import VOCABULARY
-from smetric.fleet.health import Health, tolerance_of
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, Scrape, State
 from smetric.policy.snapshot import Origins, Snapshot
 from smetric.policy.vocabulary import Vocabulary
@@ -85,7 +85,7 @@ class Fleet:
         instances: all of them; ids are unique.
         vocabulary: rule for unknown cells and range of each feature.
         unknown_after_s: age in seconds above which a scraped value is unknown.
-        health: judge of the instances; by default one with the usual tolerance.
+        health: judge of the instances; by default one with the default settings.
         clock: monotonic seconds.
     """
 
@@ -184,7 +184,7 @@ class Fleet:
             raise unknown_model(model)
         eligible = [i for i in serving if not i.draining and i.role != "prefill"]
         chosen = [i for i in eligible if i.healthy]
-        if eligible and (not chosen or len(chosen) / len(eligible) < self.health.tolerance.panic_below):
+        if eligible and (not chosen or 100 * len(chosen) / len(eligible) < self.health.settings.panic_below_percent):
             self.panics += 1
             chosen = [i for i in eligible if i.state is not State.REFUSING] or eligible
         if exclude:
@@ -359,5 +359,5 @@ def fleet_of(settings: Settings, on_ejected: Callable[[Instance, str], None]) ->
         instances,
         VOCABULARY,
         unknown_after_s=settings.scrape.unknown_after,
-        health=Health(instances, tolerance_of(settings), on_ejected=on_ejected),
+        health=Health(instances, settings.health, on_ejected=on_ejected),
     )

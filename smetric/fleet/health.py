@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from smetric import names
-from smetric.config import Settings
+from smetric.config.settings import HealthSettings
 from smetric.fleet.instance import Instance, Lease, State
 
 #: Seconds of good health after which one earlier fall is forgiven.
@@ -47,7 +47,7 @@ LEAST_SPREAD_S = 0.05
 SMALL_FLEET = 3
 #: Each of its waits is so many times as long as is usual: what stalls now and then is not slow.
 LEAST_FACTOR = 2.5
-#: An instance whose clients give up `Tolerance.failures` requests in a row hangs if it gave no output for so many
+#: An instance whose clients give up `health.failures` requests in a row hangs if it gave no output for so many
 #: seconds, and for so many times the longest of the latest waits for its peers.
 SILENT_S = 3.0
 SILENT_FACTOR = 4.0
@@ -58,49 +58,6 @@ if TYPE_CHECKING:
     from smetric.fleet.exchange import Attempt
 
 log = structlog.get_logger("smetric.fleet.health")
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Bounds of health.
-
-    Args:
-        fall: failed probes in a row that make an instance ill.
-        rise: successful probes in a row that make it well again.
-        failures: failed requests in a row that eject it.
-        slow_factor: ejects an instance that waits this many times as long as its peers for a first token; 0: never.
-        ejection_s: seconds of an ejection, multiplied by the falls that are not forgiven.
-        longest_ejection_s: most seconds of one ejection.
-        max_ejected: largest share of all instances that may be ejected for failed requests, 0..1; one always may.
-        panic_below: share of healthy instances, 0..1, below which health no longer decides on candidates.
-        slow_start_s: seconds over which an instance that has come back regains its full share; 0: at once.
-    """
-
-    fall: int = 2
-    rise: int = 2
-    failures: int = 5
-    slow_factor: float = 4.0
-    ejection_s: float = 30.0
-    longest_ejection_s: float = 300.0
-    max_ejected: float = 0.3
-    panic_below: float = 0.5
-    slow_start_s: float = 30.0
-
-
-def tolerance_of(settings: Settings) -> Tolerance:
-    """Return the bounds that the settings give."""
-    health = settings.health
-    return Tolerance(
-        fall=health.fall,
-        rise=health.rise,
-        failures=health.failures,
-        slow_factor=health.slow_factor,
-        ejection_s=health.ejection,
-        longest_ejection_s=health.longest_ejection,
-        max_ejected=health.max_ejected_percent / 100,
-        panic_below=health.panic_below_percent / 100,
-        slow_start_s=health.slow_start,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +215,7 @@ class Health:
 
     Args:
         instances: the instances.
-        tolerance: bounds.
+        settings: bounds.
         on_ejected: called when an instance is left out, with the reason, one of `names.EJECTION_REASONS`.
         clock: monotonic seconds.
     """
@@ -266,14 +223,14 @@ class Health:
     def __init__(
         self,
         instances: Iterable[Instance],
-        tolerance: Tolerance | None = None,
+        settings: HealthSettings | None = None,
         *,
         on_ejected: Callable[[Instance, str], object] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.tolerance = tolerance or Tolerance()
+        self.settings = settings or HealthSettings()
         self._vitals = {instance: _Vitals() for instance in instances}
-        self._latencies = Latencies(self._vitals, self.tolerance.slow_factor, clock)
+        self._latencies = Latencies(self._vitals, self.settings.slow_factor, clock)
         self._on_ejected = on_ejected
         self._clock = clock
         #: When the first ejection, shutdown or slow start ends; from then on, `settle` has something to do.
@@ -290,7 +247,7 @@ class Health:
             vitals.misses = 0
             if not vitals.answers:
                 vitals.successes += 1
-                if vitals.successes >= self.tolerance.rise:
+                if vitals.successes >= self.settings.rise:
                     if vitals.refuses:
                         vitals.stopping_until = -math.inf  # it was gone: another process answers now
                     vitals.answers, vitals.refuses = True, False
@@ -299,7 +256,7 @@ class Health:
             vitals.misses += 1
             if not vitals.answers:
                 vitals.refuses = refused
-            elif vitals.misses >= self.tolerance.fall:
+            elif vitals.misses >= self.settings.fall:
                 vitals.answers, vitals.refuses = False, refused
                 self._fell(instance, vitals, "probe")
         self._judge(instance, vitals)
@@ -328,17 +285,17 @@ class Health:
         """Record a request that failed by the instance's fault: closed, protocol, timeout, 5xx or engine_error."""
         vitals = self._vitals[instance]
         vitals.failures += 1
-        if vitals.failures >= self.tolerance.failures:
+        if vitals.failures >= self.settings.failures:
             self._eject(instance, vitals, reason, failures=vitals.failures)
 
     def record_suspect_failure(self, instance: Instance) -> None:
         """Record a failed request whose fault is unknown until another instance has answered it, maybe minutes later.
 
-        Until then, an instance that fails at once looks idle. After `Tolerance.failures` of these it is deprioritized.
+        Until then, an instance that fails at once looks idle. After `health.failures` of these it is deprioritized.
         """
         vitals = self._vitals[instance]
         vitals.suspicions += 1
-        if vitals.suspicions >= self.tolerance.failures:
+        if vitals.suspicions >= self.settings.failures:
             self.deprioritize(instance)
 
     def deprioritize(self, instance: Instance) -> None:
@@ -367,7 +324,7 @@ class Health:
         vitals.given_up += 1
         if is_stream and (why := self._latencies.add(instance, seconds, tokens, is_given_up=True)):
             self._eject(instance, vitals, names.SLOW, **why)
-        elif vitals.given_up >= self.tolerance.failures:
+        elif vitals.given_up >= self.settings.failures:
             group, since = _group(instance), vitals.silent_since
             answering = [v for one, v in self._vitals.items() if v.heard_at > since and _group(one) == group]
             longest = max((max(peer.waits) for peer in answering), default=math.inf)
@@ -392,7 +349,7 @@ class Health:
         """
         vitals = self._vitals[instance]
         vitals.aborts = 0
-        vitals.stopping_until = self._clock() + self.tolerance.longest_ejection_s
+        vitals.stopping_until = self._clock() + self.settings.longest_ejection
         self._judge(instance, vitals)
 
     def sleeps(self, instance: Instance, asleep: bool) -> None:
@@ -445,7 +402,7 @@ class Health:
         """Return the remaining share of each candidate's slow start, 1..0; None if none is in one."""
         if not self.warming:
             return None
-        now, over_s = self._clock(), self.tolerance.slow_start_s
+        now, over_s = self._clock(), self.settings.slow_start
         remaining = [
             0.0 if since is None else max(0.0, 1.0 - (now - since) / over_s)
             for since in (self._vitals[instance].warming_since for instance in candidates)
@@ -459,7 +416,7 @@ class Health:
         if vitals.falls and vitals.well_since is not None:
             vitals.falls = max(0, vitals.falls - int((self._clock() - vitals.well_since) / FORGIVEN_AFTER_S))
             if vitals.falls and not vitals.answers:
-                self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=True)
+                self._hold(vitals, self.settings.ejection * vitals.falls, flaps=True)
         vitals.falls += 1
         self._on_ejected(instance, reason)
 
@@ -469,17 +426,17 @@ class Health:
         vitals.failures = vitals.given_up = 0
         vitals.why = {"reason": reason, **why}
         self._fell(instance, vitals, reason)
-        self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=False)
+        self._hold(vitals, self.settings.ejection * vitals.falls, flaps=False)
         self._judge(instance, vitals)
 
     def _hold(self, vitals: _Vitals, seconds: float, *, flaps: bool) -> None:
-        vitals.ejected_until = self._clock() + min(seconds, self.tolerance.longest_ejection_s)
+        vitals.ejected_until = self._clock() + min(seconds, self.settings.longest_ejection)
         vitals.flaps = flaps
 
     def _may_leave_out(self, state: State) -> bool:
         """Return whether requests may bring one more instance into *state*."""
         left_out = sum(instance.state is state for instance in self._vitals)
-        return not left_out or (left_out + 1) / len(self._vitals) <= self.tolerance.max_ejected
+        return not left_out or 100 * (left_out + 1) / len(self._vitals) <= self.settings.max_ejected_percent
 
     def _is_replaceable(self, instance: Instance) -> bool:
         """Return whether another candidate serves all that *instance* serves."""
@@ -501,14 +458,14 @@ class Health:
             vitals.well_since = now
             self._latencies.forget(instance)
             self._warm(instance, vitals)
-        if vitals.warming_since is not None and now >= vitals.warming_since + self.tolerance.slow_start_s:
+        if vitals.warming_since is not None and now >= vitals.warming_since + self.settings.slow_start:
             vitals.warming_since = None
             self.warming.discard(instance)
         instance.healthy = vitals.answers and not ejected
         was_deprioritized, instance.deprioritized = instance.deprioritized, vitals.deprioritized_until > now
         ends = [vitals.ejected_until, vitals.stopping_until, vitals.deprioritized_until, vitals.asleep_until]
         if vitals.warming_since is not None:
-            ends.append(vitals.warming_since + self.tolerance.slow_start_s)
+            ends.append(vitals.warming_since + self.settings.slow_start)
         self.due = min([self.due, *(end for end in ends if end > now)])
         if was_deprioritized and not instance.deprioritized:
             instance.load_changed()
@@ -523,7 +480,7 @@ class Health:
             instance.load_changed()
 
     def _warm(self, instance: Instance, vitals: _Vitals) -> None:
-        if self.tolerance.slow_start_s > 0:
+        if self.settings.slow_start > 0:
             vitals.warming_since = self._clock()
             self.warming.add(instance)
 

@@ -55,24 +55,9 @@ class Lease:
         blocks: hashes of its prompt's blocks, each of which covers all before it, to find blocks that requests share.
     """
 
-    __slots__ = (
-        "_blocks",
-        "_computed_ahead",
-        "_pairs",
-        "_pairs_ahead",
-        "_prefilling",
-        "_released",
-        "ahead",
-        "answer",
-        "computed",
-        "fetched",
-        "incarnation",
-        "instance",
-        "is_hit_known",
-        "new_tokens",
-        "prompt_len",
-        "prompts",
-    )
+    answer: AnswerProgress | None = None
+    _prefilling = True
+    _released = False
 
     def __init__(
         self,
@@ -94,9 +79,6 @@ class Lease:
         self.fetched = fetched
         self.computed = self.new_tokens - fetched
         self._pairs = twice_attended(self.computed, prompt_len)
-        self._prefilling = True
-        self._released = False
-        self.answer: AnswerProgress | None = None
         self._blocks = blocks
         if blocks:
             instance.enter(blocks)
@@ -253,38 +235,6 @@ class Instance:
         key: API key of the engine; None: the client's own is passed on.
         attention_tokens: context length at which attention costs as much as the weights.
     """
-
-    __slots__ = (
-        "active",
-        "adapters",
-        "attention_tokens",
-        "cache",
-        "decoding",
-        "deprioritized",
-        "draining",
-        "healthy",
-        "id",
-        "incarnation",
-        "key",
-        "load_changed",
-        "models",
-        "models_fixed",
-        "own",
-        "pool",
-        "prefix_tokens",
-        "repeated",
-        "role",
-        "scrape",
-        "seen_empty",
-        "sent_tokens",
-        "started_at",
-        "state",
-        "uncomputed",
-        "uncomputed_pairs",
-        "unprefilled",
-        "url",
-        "zone",
-    )
 
     def __init__(
         self,

@@ -334,9 +334,9 @@ class Permit:
     _deadline = math.inf
 
     def __init__(self, admission: Admission, size: int) -> None:
-        traffic = admission.traffic
-        traffic.under_way += 1
-        traffic.admitted += 1
+        load = admission.load
+        load.under_way += 1
+        load.admitted += 1
         admission.bytes += size
         self._admission = admission
         #: Bytes that the body counts with.
@@ -387,7 +387,7 @@ class Permit:
         else:
             admission.room.end(self)
         admission.bytes -= self.size
-        admission.traffic.under_way -= 1
+        admission.load.under_way -= 1
         if self.reading is not None:
             self._stop_reading()
 
@@ -540,7 +540,7 @@ class Admission:
         self.uploads: set[Permit] = set()
         self._search_at = -math.inf
         #: Requests let in and not ended, and bytes of their bodies.
-        self.traffic = overload.traffic
+        self.load = overload.load
         self.bytes = 0
 
     def admit(
@@ -604,20 +604,20 @@ class Admission:
 
     def _check_overload(self, *, is_retry: bool) -> None:
         """Refuse what the router's own load forbids; if no request is under way, a first one is let in."""
-        overload, traffic = self.overload, self.traffic
+        overload, load = self.overload, self.load
         if overload.level is Level.HARD:
             is_full = True
         elif overload.resource == "lag":
-            is_full = not traffic.has_pace
+            is_full = not load.has_pace
         else:
-            is_full = traffic.under_way >= traffic.most_under_way
-        if traffic.under_way and (is_full or is_retry):
+            is_full = load.under_way >= load.most_under_way
+        if load.under_way and (is_full or is_retry):
             raise self.refusal(overload.resource)
 
     @property
     def under_way(self) -> int:
         """Number of requests let in and not ended."""
-        return self.traffic.under_way
+        return self.load.under_way
 
     def refusal(self, reason: str) -> Overloaded:
         """Count a refusal for *reason*, one of `names.REFUSALS`, and return its error."""

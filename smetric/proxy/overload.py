@@ -21,9 +21,9 @@ _EVERY = 10
 #: loop, such as a garbage collection, is no overload.
 SUSTAINED_S = 0.95  # ten measurements, however their sum is rounded
 _MEDIAN_OF = 5
-#: Means of the traffic are taken over about so many seconds.
+#: Means of the load are taken over about so many seconds.
 MEAN_S = 10.0
-#: Factors of the pace after a second in which the loop was late, and after another one. A pace that exceeds the traffic
+#: Factors of the pace after a second in which the loop was late, and after another one. A pace that exceeds the load
 #: by `UNBOUND` binds no longer.
 SLOWER, FASTER = 0.9, 1.1
 UNBOUND = 1.5
@@ -133,8 +133,8 @@ class Overload:
         self._resident_bytes = resident_bytes
         self._open_files = open_files
         self._give_back = give_back
-        self.traffic = AdmittedRequests()
-        #: Latest lags, the seconds that they cover, and the seconds since the last turn of the traffic.
+        self.load = AdmittedRequests()
+        #: Latest lags, the seconds that they cover, and the seconds since the last turn of the load.
         self._lags: deque[float] = deque()
         self._covered_s = 0.0
         self._since_turn_s = 0.0
@@ -182,9 +182,9 @@ class Overload:
         self._measurements += 1
 
     def _measure_lag(self, lag_s: float) -> None:
-        """Judge the lag by its median, and adapt the traffic once a second, or as soon as the loop is late."""
+        """Judge the lag by its median, and adapt the load once a second, or as soon as the loop is late."""
         seconds = max(INTERVAL_S, lag_s)
-        lags, traffic = self._lags, self.traffic
+        lags, load = self._lags, self.load
         lags.append(lag_s)
         self._covered_s += seconds
         while len(lags) > _MEDIAN_OF and self._covered_s - max(INTERVAL_S, lags[0]) >= SUSTAINED_S:
@@ -192,10 +192,10 @@ class Overload:
         lag = median(lags) if len(lags) >= _MEDIAN_OF and self._covered_s >= SUSTAINED_S else 0.0
         is_late = lag >= self._thresholds["lag"].soft
         self._since_turn_s += seconds
-        if self._since_turn_s >= SUSTAINED_S or (is_late and traffic.pace is None):
-            traffic.turn(self._since_turn_s, is_late=is_late)
+        if self._since_turn_s >= SUSTAINED_S or (is_late and load.pace is None):
+            load.turn(self._since_turn_s, is_late=is_late)
             self._since_turn_s = 0.0
-        self._judge("lag", lag, Level.CALM if traffic.pace is None else Level.SOFT)
+        self._judge("lag", lag, Level.CALM if load.pace is None else Level.SOFT)
 
     def _judge(self, resource: str, value: float, least: Level = Level.CALM) -> None:
         thresholds = self._thresholds[resource]
@@ -205,7 +205,7 @@ class Overload:
             write = log.info if level is Level.CALM else log.warning
             write("smetric.overload.changed", resource=resource, state=level.name.lower(), value=round(value, 3))
             if resource != "lag" and self.levels[resource] is Level.CALM:
-                self.traffic.bound()
+                self.load.bound()
             self.levels[resource] = level
             self.resource = max(self.levels, key=lambda each: self.levels[each])
             self.level = self.levels[self.resource]

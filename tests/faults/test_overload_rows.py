@@ -194,7 +194,7 @@ async def test_i3_retries_of_clients_are_refused_first_and_counted_apart() -> No
         overload = router.application.admission.overload
         tasks.append(asked(router, "second"))
         await until(lambda: len(gated.users) == 2)
-        overload.traffic.bound()
+        overload.load.bound()
         overload.level, overload.resource = Level.SOFT, "memory"
         assert (await router.chat()).status == 503, "no more than are under way"
         gated.let_through()

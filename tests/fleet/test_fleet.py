@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from smetric.config import settings as sections
-from smetric.config.settings import InstanceSettings, PrefillSettings, Settings
+from smetric.config.settings import HealthSettings, InstanceSettings, PrefillSettings, Settings
 from smetric.errors import ConfigError, NoCandidate
 from smetric.features import VOCABULARY
 from smetric.files import policy_path
 from smetric.fleet.fleet import CERTAIN, DECODE_BLOCKS, MOST_MODELS, SCRAPED, Candidates, Fleet, fleet_of
-from smetric.fleet.health import Health, Tolerance
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, Scrape
 from smetric.policy import Decision, Policy, load
 from smetric.request.request import Api, InferenceRequest
@@ -173,7 +173,7 @@ def test_candidates_leave_out_unhealthy_unless_all_are() -> None:
 
 def test_candidates_panic_below_the_tolerated_share() -> None:
     instances = [Instance(f"gpu-{number}", f"http://gpu-{number}") for number in range(25)]
-    fleet = Fleet(instances, VOCABULARY, health=Health(instances, Tolerance(panic_below=56 / 100)))
+    fleet = Fleet(instances, VOCABULARY, health=Health(instances, HealthSettings(panic_below_percent=56)))
     for instance in instances[14:]:
         instance.healthy = False
     assert len(fleet.candidates("m")) == 14
@@ -261,9 +261,9 @@ COUNT = 4
 FAIR = 1 / COUNT
 
 
-def cold_fleet(clock: Clock, count: int = COUNT, slow_start_s: float = 30.0) -> Fleet:
+def cold_fleet(clock: Clock, count: int = COUNT, slow_start: float = 30.0) -> Fleet:
     instances = [Instance(f"gpu-{i}", f"http://gpu-{i}", models=["m"]) for i in range(count)]
-    health = Health(instances, Tolerance(slow_start_s=slow_start_s), clock=clock)
+    health = Health(instances, HealthSettings(slow_start=slow_start), clock=clock)
     return Fleet(instances, VOCABULARY, health=health, clock=clock)
 
 
@@ -335,7 +335,7 @@ def test_slow_start_grows_the_share_of_first_turns_evenly(policy_name: str) -> N
 def test_slow_start_off_floods_a_returning_instance() -> None:
     """Without phantom load the returning instance gets all requests until it is as loaded as the others."""
     clock = Clock(0.0)
-    fleet = cold_fleet(clock, slow_start_s=0)
+    fleet = cold_fleet(clock, slow_start=0)
     policy = load(policy_path("load_only").read_text(), VOCABULARY)
     for instance in fleet.instances[1:]:
         instance.own = 20

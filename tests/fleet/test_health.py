@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from smetric import names
-from smetric.fleet.health import COMPARED, FRESH_S, NOTICED_S, AttemptLog, Health, Tolerance
+from smetric.config.settings import HealthSettings
+from smetric.fleet.health import COMPARED, FRESH_S, NOTICED_S, AttemptLog, Health
 from smetric.fleet.instance import Instance, State
 from tests.clock import Clock
 
@@ -30,7 +31,7 @@ class Ward:
         self.ejections: list[tuple[str, str]] = []
         self.health = Health(
             self.instances,
-            Tolerance(**tolerance),
+            HealthSettings(**tolerance),
             on_ejected=lambda instance, reason: self.ejections.append((instance.id, reason)),
             clock=self.clock,
         )
@@ -98,7 +99,7 @@ def test_latency_ejects_again_for_longer() -> None:
         ([(NOTICED_S * 0.9, 0.002, 0.002, 0.002)] * 20, {}),
         ([(30.0, 0.3, 0.3, 0.3), EVEN, EVEN, EVEN] * 10, {}),
         ([(3.0, 3.0, 3.0, 0.3)] * 20, {}),
-        ([(100.0, 0.3, 0.3, 0.3)] * 20, {"slow_factor": 0.0}),
+        ([(100.0, 0.3, 0.3, 0.3)] * 20, {"slow_factor": 0}),
     ],
     ids=["small factor", "short wait", "single late answers", "most are slow", "factor of zero"],
 )
@@ -130,7 +131,7 @@ class Engines:
         stall_every_s: float,
         slow: float = 1.0,
     ) -> None:
-        self.ward = Ward(count, slow_start_s=0.0)
+        self.ward = Ward(count, slow_start=0.0)
         self.stalls = 0
         self._random = random.Random(seed)
         self._rate, self._every_s = rate, stall_every_s
@@ -343,7 +344,7 @@ def test_latency_ejects_no_more_than_the_bound() -> None:
 
 
 def test_latency_of_a_past_process_is_forgotten() -> None:
-    ward = Ward(slow_start_s=0.0)
+    ward = Ward(slow_start=0.0)
     ward.stream(*SLOW, times=COMPARED - 1)
     ward.health.restarted(ward.instances[0])
     ward.stream(*SLOW, times=COMPARED - 1)
@@ -395,7 +396,7 @@ def test_failures_eject_after_five_in_a_row() -> None:
 
 
 def test_ejection_time_grows_to_a_cap_and_decays() -> None:
-    ward = Ward(longest_ejection_s=75.0, slow_start_s=0)
+    ward = Ward(longest_ejection=75.0, slow_start=0)
     one = ward.instances[0]
     for lasting in (30.0, 60.0, 75.0, 75.0):
         ward.fail(one)
@@ -410,15 +411,15 @@ def test_ejection_time_grows_to_a_cap_and_decays() -> None:
 
 
 def test_ejections_are_bounded_but_one_is_always_possible() -> None:
-    ward = Ward(10, max_ejected=0.3)
+    ward = Ward(10, max_ejected_percent=30)
     for instance in ward.instances:
         ward.fail(instance)
     assert ward.states().count(State.EJECTED) == 3
-    large = Ward(100, max_ejected=29 / 100)
+    large = Ward(100, max_ejected_percent=29)
     for instance in large.instances:
         large.fail(instance)
     assert large.states().count(State.EJECTED) == 29
-    lone = Ward(1, max_ejected=0.0)
+    lone = Ward(1, max_ejected_percent=0)
     lone.fail(lone.instances[0])
     assert lone.states() == [State.EJECTED]
 
@@ -580,7 +581,7 @@ def test_slow_start_applies_to_an_unnoticed_restart() -> None:
 
 
 def test_slow_start_may_be_off() -> None:
-    ward = Ward(slow_start_s=0)
+    ward = Ward(slow_start=0)
     ward.health.restarted(ward.instances[0])
     assert ward.health.slow_start_remaining(ward.instances) is None
 
@@ -759,8 +760,8 @@ def test_instances_that_answer_recover_in_the_end(events: list[tuple[int, str, f
     for one in ward.instances:
         health.undrain(one)
         ward.probe(one, ok=True, times=2)
-    ward.after(health.tolerance.longest_ejection_s)
-    ward.after(health.tolerance.slow_start_s)
+    ward.after(health.settings.longest_ejection)
+    ward.after(health.settings.slow_start)
     assert ward.states() == [State.WELL] * 4
     assert health.slow_start_remaining(ward.instances) is None
 

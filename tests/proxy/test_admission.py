@@ -81,7 +81,7 @@ class FakeOverload(Overload):
         super().__init__(Thresholds(1.0, 2.0), Thresholds(0.8, 0.9))
 
     def become(self, level: Level, resource: str = "memory") -> None:
-        self.traffic.bound()
+        self.load.bound()
         self.level, self.resource = level, resource
 
 
@@ -345,7 +345,7 @@ def test_shortage_admits_as_many_as_were_under_way_in_the_last_seconds() -> None
     lobby = Lobby()
     permits = [lobby.admit() for _ in range(4)]
     for _ in range(10):
-        lobby.overload.traffic.turn(1.0, is_late=False)
+        lobby.overload.load.turn(1.0, is_late=False)
     for permit in permits:
         permit.end()
     lobby.overload.become(Level.SOFT)
@@ -354,13 +354,13 @@ def test_shortage_admits_as_many_as_were_under_way_in_the_last_seconds() -> None
 
 
 def test_late_loop_bounds_new_requests_and_not_open_streams() -> None:
-    lobby, traffic = Lobby(), AdmittedRequests()
-    lobby.admission.traffic = lobby.overload.traffic = traffic
+    lobby, load = Lobby(), AdmittedRequests()
+    lobby.admission.load = lobby.overload.load = load
     streams = [lobby.admit() for _ in range(50)]
-    traffic.turn(10.0, is_late=False)
+    load.turn(10.0, is_late=False)
     lobby.overload.become(Level.SOFT, "lag")
     assert lobby.admit(), "no bound yet"
-    traffic.turn(1.0, is_late=True)
+    load.turn(1.0, is_late=True)
     assert [lobby.admit() for _ in range(5)]
     assert lobby.refusal().reason == "lag"
     for permit in streams:

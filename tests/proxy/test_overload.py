@@ -55,22 +55,22 @@ def test_overload_follows_a_loop_that_stays_late(lag_s: float, level: Level) -> 
 def test_overload_ignores_a_hiccup_of_the_loop(steps: list[float]) -> None:
     overload = Machine().watch()
     look(overload)
-    overload.traffic.admitted = 8  # all at once, after an idle time
+    overload.load.admitted = 8  # all at once, after an idle time
     for lag_s in steps:
         overload.measure(lag_s)
-        assert (overload.level, overload.traffic.has_pace) == (Level.CALM, True)
+        assert (overload.level, overload.load.has_pace) == (Level.CALM, True)
 
 
 def test_overload_slows_admissions_while_the_loop_stays_late_and_lets_them_rise_again() -> None:
     overload = Machine().watch()
-    traffic = overload.traffic
+    load = overload.load
 
     def turn(lag_s: float, offered: int) -> int:
         """Return how many of the requests that are offered until the next turn are admitted."""
-        while traffic.has_pace and traffic.admitted < offered:
-            traffic.admitted += 1
-        admitted = traffic.admitted
-        while traffic.admitted == admitted and admitted:
+        while load.has_pace and load.admitted < offered:
+            load.admitted += 1
+        admitted = load.admitted
+        while load.admitted == admitted and admitted:
             overload.measure(lag_s)
         return admitted
 

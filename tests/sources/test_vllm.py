@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from smetric.fleet.health import Health, Tolerance
+from smetric.config.settings import HealthSettings
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, PrefixTokens, State
 from smetric.http import addresses
 from smetric.sources import vllm
@@ -661,7 +662,7 @@ def test_page_adapter_room_depends_on_the_maximum(series: bytes, room: bool | No
 
 
 def prober(instance: Instance, *, timeout_s: float = 1.0) -> Prober:
-    health = Health([instance], Tolerance(fall=1, rise=1, slow_start_s=0))
+    health = Health([instance], HealthSettings(fall=1, rise=1, slow_start=0))
     return Prober([instance], health, interval_s=0.01, timeout_s=timeout_s)
 
 
@@ -713,7 +714,7 @@ async def test_probe_is_good_with_a_status_below_500(pieces: list[bytes], state:
 async def test_probing_continues_after_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeEngine() as engine:
         instance = Instance("a", engine.url)
-        health = Health([instance], Tolerance(fall=1, rise=1, slow_start_s=0))
+        health = Health([instance], HealthSettings(fall=1, rise=1, slow_start=0))
         one = Prober([instance], health, interval_s=0.01)
         with monkeypatch.context() as broken, capture_logs() as logs:
             broken.setattr(health, "settle", lambda: 1 / 0)
@@ -773,7 +774,7 @@ async def test_probe_tries_all_addresses_and_keeps_them_while_look_ups_fail(monk
     resolver = Resolver("127.0.0.2", "127.0.0.1")  # nothing listens at the first
     async with FakeEngine() as engine:
         instance = Instance("a", engine.url.replace("127.0.0.1", "engine.test"))
-        probing = Prober([instance], Health([instance], Tolerance(fall=1, slow_start_s=0)), resolve=resolver)
+        probing = Prober([instance], Health([instance], HealthSettings(fall=1, slow_start=0)), resolve=resolver)
         for _ in range(2):
             await probing.probe(instance)
             resolver.found = ()
@@ -787,7 +788,7 @@ async def test_probe_that_hangs_delays_no_other() -> None:
     async with FakeEngine() as hanging, FakeEngine() as answering:
         hanging.health = hang
         instances = [Instance("e0", hanging.url), Instance("e1", answering.url)]
-        health = Health(instances, Tolerance(fall=1, rise=1, slow_start_s=0))
+        health = Health(instances, HealthSettings(fall=1, rise=1, slow_start=0))
         probing = Prober(instances, health, interval_s=0.02, timeout_s=0.2)
         await probing.start()
         await until(lambda: answering.connections >= 10 and instances[0].state is State.ILL)
