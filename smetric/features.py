@@ -39,12 +39,13 @@ _FEATURES = (
     _hits(
         "host_hit_len",
         "Leading prompt tokens that the instance holds in its host memory, whether or not its KV cache has them too.",
-        "LMCache's coordinator (tier l1, not shared) or controller (LocalCPUBackend)",
+        "LMCache's coordinator (tier l1, not shared) or controller (LocalCPUBackend); KV events of medium CPU",
     ),
     _hits(
         "disk_hit_len",
         "Leading prompt tokens that the instance holds in its host memory or on its own disk.",
-        "LMCache's coordinator (tiers that are not shared) or controller (LocalCPUBackend, LocalDiskBackend)",
+        "LMCache's coordinator (tiers that are not shared) or controller (LocalCPUBackend, LocalDiskBackend); KV "
+        "events of media CPU and STORAGE",
     ),
     _hits(
         "store_hit_len",

@@ -141,9 +141,11 @@ def filled_by(settings: Settings) -> frozenset[str]:
     if settings.kv_events.enabled or settings.prefix_index.enabled:
         filled.add("hit_len")
     if settings.lmcache.url:
-        filled |= {"hit_len", "host_hit_len", "disk_hit_len"}
-        if settings.lmcache.mode != "controller":  # a controller does not report the shared store
-            filled.add("store_hit_len")
+        filled.add("hit_len")
+    if settings.lmcache.url or settings.kv_events.enabled:
+        filled |= {"host_hit_len", "disk_hit_len"}
+    if settings.lmcache.url and settings.lmcache.mode != "controller":  # a controller does not report the shared store
+        filled.add("store_hit_len")
     return frozenset(filled)
 
 

@@ -28,6 +28,8 @@ BYTES_PER_HOLDING = 110
 MOST_ADAPTERS = 4096
 #: Tables that share the blocks. A dict is copied when it grows, and copying one of millions would stall the loop.
 _TABLES = 256
+#: The feature that a medium of an event fills, besides the GPU's.
+TIERS = {"CPU": "host_hit_len", "STORAGE": "disk_hit_len"}
 #: Kinds of KV cache groups that hold a prefix exactly when they hold each of its blocks.
 _WHOLE_PREFIX = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 
@@ -353,6 +355,8 @@ class CacheContents:
         self.orphans = 0
         #: The engine has several kinds of KV caches, so its blocks do not determine its hits.
         self.unsupported = False
+        #: Slower tiers that events told of, by the feature they fill.
+        self.tiers: dict[str, TierContents] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -369,6 +373,7 @@ class CacheContents:
 
     def mark_incomplete(self) -> None:
         """Note that events were lost: blocks held so far may have been removed."""
+        self._lose_tiers()
         if self._stored_since_loss == 0 and len(self._stale) == len(self._keys):
             return
         self._stale = set(self._keys.values())
@@ -378,17 +383,34 @@ class CacheContents:
         self._stored_since_loss = 0
 
     def apply(self, event: KvEvent) -> None:
-        """Enter *event*; host and remote tiers are ignored."""
+        """Enter *event*; remote tiers are ignored."""
         if isinstance(event, AllBlocksCleared):
             self.begin()
             return
-        if (event.medium or "GPU") != "GPU" or event.locality == "REMOTE" or self.unsupported:
+        if event.locality == "REMOTE" or self.unsupported:
             return
-        if isinstance(event, BlockRemoved):
+        if (event.medium or "GPU") != "GPU":
+            if event.medium in TIERS:
+                self._tier(TIERS[event.medium]).apply(event)
+        elif isinstance(event, BlockRemoved):
             for name in event.block_hashes:
                 self._remove(_short(name))
         else:
             self._store(event)
+
+    def key_of(self, name: EngineHash) -> int | None:
+        """Return the key of the block that the engine calls *name*; None if it is not held."""
+        return self._keys.get(name)
+
+    def _tier(self, feature: str) -> TierContents:
+        tier = self.tiers.get(feature)
+        if tier is None:
+            tier = self.tiers[feature] = TierContents(self._index, self, is_complete=self.is_complete)
+        return tier
+
+    def _lose_tiers(self) -> None:
+        for tier in self.tiers.values():
+            tier.lose()
 
     def _store(self, event: BlockStored) -> None:
         count, size = len(event.block_hashes), event.block_size
@@ -490,7 +512,8 @@ class CacheContents:
         return depth
 
     def clear(self) -> None:
-        """Remove all blocks."""
+        """Remove all blocks, those of slower tiers too."""
+        self._lose_tiers()
         for key in self._keys.values():
             self._index.release(key, self.bit)
         self._keys.clear()
@@ -502,6 +525,70 @@ class CacheContents:
         """Remove all blocks and give the bit back."""
         self.clear()
         self._index.give_back(self.bit)
+        for tier in self.tiers.values():
+            self._index.give_back(tier.bit)
+        self.tiers.clear()
+
+
+class TierContents:
+    """Contents of a slower tier of one KV cache: host memory or a disk, to which the engine copies blocks of the GPU.
+
+    Its events mostly name blocks and nothing else (vLLM's OffloadingConnector), and follow those of the GPU's copies. A
+    block may stand for several of the GPU's, of which it names the last.
+
+    Args:
+        index: the index its blocks are entered in.
+        gpu: contents of the GPU's cache.
+        is_complete: whether every event was seen so far.
+
+    Attributes:
+        bit: identifies it in the index.
+        is_complete: whether a block that is missing here is missing in the tier.
+    """
+
+    def __init__(self, index: KvIndex, gpu: CacheContents, *, is_complete: bool) -> None:
+        self._index = index
+        self._gpu = gpu
+        self.bit = index.take_bit()
+        self.is_complete = is_complete
+        #: Keys of the GPU's blocks by the engine's name, the last one first.
+        self._keys: dict[EngineHash, tuple[int, ...]] = {}
+
+    def apply(self, event: BlockStored | BlockRemoved) -> None:
+        """Enter *event*."""
+        for name in map(_short, event.block_hashes):
+            if isinstance(event, BlockRemoved):
+                for key in self._keys.pop(name, ()):
+                    self._index.release(key, self.bit)
+            elif name not in self._keys:
+                self._store(name, event.block_size)
+
+    def _store(self, name: EngineHash, size: int) -> None:
+        own, key = self._gpu.block_size, self._gpu.key_of(name)
+        if not size or not own or size % own:
+            self.is_complete = False  # not known how many blocks of the GPU it stands for
+        if key is None:
+            self.is_complete = False
+            return
+        keys = []
+        for _ in range(max(1, size // own)):
+            parent = self._index.parent_of(key)
+            if not self._index.hold(key, parent, self.bit):
+                self.is_complete = False
+                break
+            keys.append(key)
+            key = parent
+            if key == ROOT:
+                break
+        self._keys[name] = tuple(keys)
+
+    def lose(self) -> None:
+        """Drop all blocks, as each may have been removed."""
+        for keys in self._keys.values():
+            for key in keys:
+                self._index.release(key, self.bit)
+        self._keys.clear()
+        self.is_complete = False
 
 
 def _short(name: EngineHash) -> EngineHash:

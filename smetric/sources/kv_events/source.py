@@ -16,7 +16,7 @@ import zmq.asyncio
 from smetric.fleet.instance import Instance
 from smetric.log_limit import LogLimit
 from smetric.request.request import InferenceRequest
-from smetric.sources.kv_events.contents import KvIndex
+from smetric.sources.kv_events.contents import TIERS, KvIndex
 from smetric.sources.kv_events.publisher import Publisher
 from smetric.sources.kv_events.subscriber import CacheState, RankStream, Subscriber
 from smetric.sources.source import Cells, Source, TokenIds
@@ -61,12 +61,13 @@ class KvFigures:
 
 
 class KvEvents(Source):
-    """Source of `hit_len` from KV events, which answers as soon as it has the token ids.
+    """Source of hit lengths from KV events, which answers as soon as it has the token ids.
 
     An instance whose contents are complete has an exact cell: whole blocks, and always less than the prompt, because
     engines compute its last token again. While contents are incomplete, the certain part is a lower bound. The cell is
     that bound if it reaches the expected hit, else unknown: part of the prompt must not hide the whole of it that
-    another source knows. With several data-parallel ranks, the best one counts.
+    another source knows. With several data-parallel ranks, the best one counts. A slower tier has a cell once an event
+    named it: what it holds, or 0 if every event was seen.
 
     Args:
         publishers: where to listen, one for each rank.
@@ -75,7 +76,7 @@ class KvEvents(Source):
     """
 
     name = "kv_events"
-    fills = frozenset({"hit_len"})
+    fills = frozenset({"hit_len", *TIERS.values()})
 
     def __init__(self, publishers: Sequence[Publisher], token_ids: TokenIds, *, max_bytes: int) -> None:
         self.index = KvIndex(max_bytes)
@@ -159,12 +160,27 @@ class KvEvents(Source):
         for stream in (stream for each in streams.values() for stream in each if stream.contents.block_size):
             by_size.setdefault(stream.contents.block_size, []).append(stream)
         hits: dict[RankStream, _Hit] = {}
+        in_tiers: dict[tuple[str, RankStream], int] = {}
         for size, asked in by_size.items():
             keys = request.keys_of(ids, size, adapter)
-            depths = self.index.depths(keys, (len(ids) - 1) // size, [stream.contents.bit for stream in asked])
-            for stream, depth in zip(asked, depths, strict=True):
+            tiers = [(stream, *tier) for stream in asked for tier in stream.contents.tiers.items()]
+            bits = [stream.contents.bit for stream in asked] + [tier.bit for _, _, tier in tiers]
+            depths = self.index.depths(keys, (len(ids) - 1) // size, bits)
+            for stream, depth in zip(asked, depths, strict=False):
                 hits[stream] = _Hit(depth * size, stream.contents.certain(keys.keys, depth) * size)
-        return {"hit_len": [self._cell(instance, each, hits, request) for instance, each in streams.items()]}
+            for (stream, feature, _), depth in zip(tiers, depths[len(asked) :], strict=True):
+                in_tiers[feature, stream] = depth * size
+        cells: dict[str, Cells] = {
+            "hit_len": [self._cell(instance, each, hits, request) for instance, each in streams.items()]
+        }
+        if in_tiers:
+            host, disk = (
+                [_in_tier(feature, each, in_tiers) for each in streams.values()] for feature in TIERS.values()
+            )
+            # The feature counts what is in host memory or on the disk.
+            either = [max(one or 0, other or 0) or one for one, other in zip(host, disk, strict=True)]
+            cells |= {"host_hit_len": host, "disk_hit_len": either}
+        return cells
 
     def _cell(
         self,
@@ -220,3 +236,13 @@ class _Hit:
 
     held: int
     certain: int
+
+
+def _in_tier(feature: str, streams: Sequence[RankStream], hits: Mapping[tuple[str, RankStream], int]) -> int | None:
+    """Return the tokens that the tier of *feature* of some rank holds; None if it may hold more than none."""
+    held = max((hits.get((feature, stream), 0) for stream in streams), default=0)
+    tiers = [stream.contents.tiers.get(feature) for stream in streams if stream.state is CacheState.KNOWN]
+    is_known = (
+        bool(tiers) and len(tiers) == len(streams) and all(tier is not None and tier.is_complete for tier in tiers)
+    )
+    return held if held or is_known else None

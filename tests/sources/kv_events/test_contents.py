@@ -19,12 +19,14 @@ from smetric.sources.kv_events.contents import (
     BYTES_PER_BLOCK,
     BYTES_PER_HOLDING,
     PIECE_BLOCKS,
+    TIERS,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     CacheContents,
     KvIndex,
     MessageError,
+    TierContents,
     decode,
     pieces,
 )
@@ -182,7 +184,9 @@ def fresh(index: KvIndex) -> CacheContents:
     return contents
 
 
-def hits(index: KvIndex, tokens: list[int], *asked: CacheContents, salt: str = "", adapter: str = "") -> list[int]:
+def hits(
+    index: KvIndex, tokens: list[int], *asked: CacheContents | TierContents, salt: str = "", adapter: str = ""
+) -> list[int]:
     """Blocks of each, whatever is certain."""
     return index.depths(
         BlockKeys(tokens, BLOCK, adapter, salt), len(tokens) // BLOCK, [contents.bit for contents in asked]
@@ -261,15 +265,52 @@ def test_contents_refuse_adapter_without_name() -> None:
     assert hits(index, PROMPT, contents, adapter="fr") == [5]
 
 
-@pytest.mark.parametrize("tier", [{"medium": "CPU"}, {"medium": "STORAGE"}, {"locality": "REMOTE"}])
-def test_contents_ignore_other_tiers(tier: dict[str, str]) -> None:
+def test_contents_ignore_remote_tiers() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
-    apply(contents, stored(PROMPT) | tier)
+    apply(contents, stored(PROMPT) | {"locality": "REMOTE"})
     assert hits(index, PROMPT, contents) == [0]
-    apply(contents, stored(PROMPT), removed(*names_of(PROMPT)) | tier)
+    apply(contents, stored(PROMPT), removed(*names_of(PROMPT)) | {"locality": "REMOTE"})
     assert hits(index, PROMPT, contents) == [5]
     assert contents.is_complete
+
+
+def copied(*names: int, medium: str = "CPU", size: int = BLOCK) -> dict[str, Any]:
+    """The event of vLLM's OffloadingConnector, which names blocks only."""
+    event = stored(PROMPT) | {"block_hashes": list(names), "parent_block_hash": None, "token_ids": []}
+    return event | {"block_size": size, "medium": medium, "extra_keys": None}
+
+
+@pytest.mark.parametrize(("medium", "feature"), TIERS.items())
+def test_contents_of_a_tier_outlive_those_of_the_gpu(medium: str, feature: str) -> None:
+    index, names = KvIndex(ROOM), names_of(PROMPT)
+    contents = fresh(index)
+    apply(contents, stored(PROMPT), copied(*names[:3], medium=medium), removed(*names))
+    tier = contents.tiers[feature]
+    assert hits(index, PROMPT, contents, tier) == [0, 3]
+    was_complete = tier.is_complete
+    apply(contents, removed(names[2]) | {"medium": medium})
+    assert hits(index, PROMPT, contents, tier) == [0, 2]
+    apply(contents, copied(names[4], medium=medium))
+    assert (was_complete, tier.is_complete) == (True, False), (
+        "a block that the GPU no longer holds has an unknown place"
+    )
+    contents.mark_incomplete()
+    assert hits(index, PROMPT, contents, tier) == [0, 0]
+    contents.close()
+    assert index.blocks == 0
+
+
+@pytest.mark.parametrize(("size", "expected", "is_complete"), [(2 * BLOCK, 4, True), (0, 0, False), (3, 0, False)])
+def test_contents_of_a_tier_know_blocks_of_several(size: int, expected: int, is_complete: bool) -> None:
+    index, names = KvIndex(ROOM), names_of(PROMPT)
+    contents = fresh(index)
+    apply(contents, stored(PROMPT), copied(names[1], names[3], size=size))
+    tier = contents.tiers["host_hit_len"]
+    assert hits(index, PROMPT, tier) == [expected]
+    assert tier.is_complete is is_complete
+    apply(contents, removed(names[3]) | {"medium": "CPU"})
+    assert hits(index, PROMPT, tier) == [expected // 2]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,25 @@ async def test_caches_that_can_catch_up_are_waited_for_at_start() -> None:
             assert 0.05 <= time.monotonic() - started < 20
 
 
+async def test_hits_in_slower_tiers_are_reported_once_an_event_names_one() -> None:
+    names = names_of(PROMPT)
+    copy = {"block_hashes": names[:2], "parent_block_hash": None, "token_ids": [], "extra_keys": None}
+    async with followed(stored(PROMPT)) as (one, source):
+        cells = await source.lookup(request(PROMPT), [ONE])  # type: ignore[misc]
+        assert cells == {"hit_len": [5 * BLOCK]}
+        await one.publish(stored(PROMPT) | copy | {"medium": "CPU"})
+        await known_after(source, 2)
+        cells = await source.lookup(request(PROMPT), [ONE])  # type: ignore[misc]
+        held = [2 * BLOCK]
+        assert cells == {"hit_len": [5 * BLOCK], "host_hit_len": held, "disk_hit_len": held}
+        await one.publish(stored(PROMPT) | copy | {"medium": "STORAGE", "block_hashes": names[:4]})
+        await known_after(source, 3)
+        cells = await source.lookup(request(PROMPT), [ONE])  # type: ignore[misc]
+        assert cells == {"hit_len": [5 * BLOCK], "host_hit_len": held, "disk_hit_len": [4 * BLOCK]}
+        cells = await source.lookup(request([7] * 9), [ONE])  # type: ignore[misc]
+        assert cells == {"hit_len": [0], "host_hit_len": [0], "disk_hit_len": [0]}
+
+
 async def test_hits_are_whole_blocks_below_prompt_length() -> None:
     async with followed(stored(PROMPT), replay=False) as (_, source):
         assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
@@ -449,6 +468,7 @@ async def test_source_yields_within_event_of_long_prompt() -> None:
         while source.index.blocks < 8000:
             await asyncio.sleep(0)
             held.add(source.index.blocks)
+        await known_after(source, 1)
         assert await hit_len(source, request(prompt)) == [8000 * BLOCK]
         await one.publish(removed(*names_of(prompt)[4000:]))
         while source.index.blocks > 4000:
