@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
 from random import Random
@@ -27,7 +26,7 @@ from smetric.lab.emulator.call import (
     parse_call,
 )
 from smetric.lab.emulator.completions import prompts_of
-from smetric.lab.emulator.instance import Choice, EmulatedAnswer, digest
+from smetric.lab.emulator.instance import EmulatedAnswer, digest
 
 #: Numbers of an embedding, and most of them.
 DIMENSIONS, MOST_DIMENSIONS = 64, 4096
@@ -57,23 +56,7 @@ def parse_embedding(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     return call
 
 
-class _WholeAnswer(EmulatedAnswer):
-    """Answer that is never streamed."""
-
-    def opening(self) -> Iterator[bytes]:
-        """Return nothing."""
-        return iter(())
-
-    def news(self, choice: Choice) -> Iterator[bytes]:
-        """Return nothing."""
-        return iter(())
-
-    def closing(self) -> Iterator[bytes]:
-        """Return nothing."""
-        return iter(())
-
-
-class EmbeddingAnswer(_WholeAnswer):
+class EmbeddingAnswer(EmulatedAnswer):
     """Embeddings of all inputs: vectors of length 1, the same for the same text."""
 
     def body(self) -> dict[str, Any]:
@@ -137,7 +120,7 @@ def parse_transcription(fields: Fields, limits: EngineLimits) -> EmulatedCall:
     return parse_call(shared, limits, [tokens], TRANSCRIBED)
 
 
-class TranscriptionAnswer(_WholeAnswer):
+class TranscriptionAnswer(EmulatedAnswer):
     """Transcription, as JSON."""
 
     def body(self) -> dict[str, Any]:

@@ -329,17 +329,17 @@ class EmulatedAnswer(ABC):
     def body(self) -> dict[str, Any]:
         """Return the body of an answer without a stream, after the end."""
 
-    @abstractmethod
     def opening(self) -> Iterable[bytes]:
-        """Return the events before the first token."""
+        """Return the events before the first token; none in an API without streams."""
+        return ()
 
-    @abstractmethod
     def news(self, choice: Choice) -> Iterable[bytes]:
         """Return the events for the new tokens, or the end, of *choice*."""
+        return ()
 
-    @abstractmethod
     def closing(self) -> Iterable[bytes]:
         """Return the events after the end."""
+        return ()
 
 
 def named_event(value: dict[str, Any]) -> bytes:
