@@ -5,6 +5,7 @@ Hypothesis has no deadline: machines are busy.
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import tomllib
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         row = re.match(r"test_([a-i]\d+)_", item.name)
         if row is not None and row[1].upper() in ROWS:  # else test_matrix.py fails
             item.add_marker(ROWS[row[1].upper()]["priority"].lower())
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of garbage collections, which many tests ask for: each would take 0.3 s longer."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ Both ends run over transports without sockets, which read only while they are no
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from tests.fakes import PlainHandler, chunk, head, request
 NEVER = 50
 #: What a transport holds before it says that it is full.
 FULL_BYTES = 64 * 1024
-#: Sockets of which the system reports nothing.
-SILENT = socket.socketpair()
+#: File descriptor of which the system reports nothing: a pipe into which nothing is written.
+SILENT, _ = os.pipe()
 
 
 class Pipe:
@@ -59,7 +59,7 @@ class Pipe:
         return self if name == "socket" else None
 
     def fileno(self) -> int:
-        return SILENT[0].fileno()
+        return SILENT
 
     def is_closing(self) -> bool:
         return self.is_over
