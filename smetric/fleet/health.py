@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -60,8 +60,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("smetric.fleet.health")
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
+class _Wait(NamedTuple):
     """A wait for a first token, which is over at *at*. If the client gave it up, it would have been longer.
 
     Its seconds are compared as they are and for each token ahead of it. So long prompts, a queue of the router's own
@@ -74,8 +73,7 @@ class _Wait:
     is_given_up: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Usual:
+class _Usual(NamedTuple):
     """Waits of a group of peers: the medians of its faster half, and the longest of nine in ten of its waits."""
 
     seconds: float

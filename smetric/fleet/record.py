@@ -212,17 +212,18 @@ class DecisionRecord(Struct, eq=False):
 
     def __post_init__(self) -> None:
         self.id = decision_id(self.time_ns)
-        self.reason = self._reason()
-        prompt = self.request.prompt
+        prompt, decision = self.request.prompt, self.decision
         if prompt is not None and prompt.counted:
             self.tokens_source = "exact"
-        if self.decision is not None:
-            self.rule = self.decision.rule
-            self._note_hits(self.decision)
+        if decision is None:
+            self.reason = self._reason()
+        else:
+            self.reason = names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
+            self.rule = decision.rule
+            self._note_hits(decision)
 
     def _reason(self) -> str:
-        if self.decision is not None:
-            return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
+        """Return the reason of an outcome without a decision."""
         if self.outcome == names.PINNED:
             return names.BY_PIN
         if self.outcome == names.ERROR:

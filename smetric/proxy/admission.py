@@ -571,7 +571,7 @@ class Admission:
             is_large = length > STEP_BYTES
             if (is_large or self.bytes + length > self.most_bytes) and not self.make_room(length, length):
                 raise self.refusal("bytes")
-            if leased and not self.room.may_enter(length, priority):
+            if leased and self.room.has_slots and not self.room.may_enter(length, priority):
                 raise self.refusal("in_flight")
         except Overloaded:
             if is_retry:
