@@ -178,6 +178,8 @@ class DecisionRecord(Struct, eq=False):
     reason: str = ""
     #: False where nothing is computed: a count of tokens, a stored answer.
     is_inference: bool = True
+    #: The answer is generated whole before its first byte: the client asked for inference, and not for a stream.
+    is_in_one_piece: bool = False
     #: Label of the rule that fired, empty if no policy ran.
     rule: str = ""
     #: Tokens of the prompt believed cached on the chosen instance, and the source; None if unknown.
@@ -239,11 +241,6 @@ class DecisionRecord(Struct, eq=False):
             self.best_hit = int(max(hits))  # an unknown hit is 0 here
         if self.instance is not None and (known is None or known[at]):
             self.hit = int(hits[at]), snapshot.origin("hit_len", at)
-
-    @property
-    def is_in_one_piece(self) -> bool:
-        """Whether the answer is generated whole before its first byte: the client asked for inference, not a stream."""
-        return self.is_inference and not self.request.stream
 
     @property
     def is_odd(self) -> bool:

@@ -105,7 +105,6 @@ class Connection(asyncio.Protocol):
         "_has_left",
         "_headers",
         "_idle",
-        "_is_paused",
         "_loop",
         "_lost",
         "_made",
@@ -123,6 +122,7 @@ class Connection(asyncio.Protocol):
         "is_closing",
         "is_ending",
         "is_full",
+        "is_paused",
         "limits",
         "task",
         "transport",
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
         #: The connection closes with the response that is being given.
         self.is_ending = False
         self.is_closing = self._has_left = False
-        self._is_paused = False
+        self.is_paused = False
         self._disconnect_timer: asyncio.TimerHandle | None = None
         #: Back-pressure: the client reads more slowly than it is sent data.
         self.is_full = False
@@ -351,7 +351,7 @@ class Connection(asyncio.Protocol):
         receiving.end_body()
         if len(self._waiting) >= PIPELINE_MOST or self._waiting_fields >= PIPELINE_FIELDS:
             receiving.is_last = self.discards_input = True
-        if self._is_paused:  # the application may never take this body, and nothing else would resume
+        if self.is_paused:  # the application may never take this body, and nothing else would resume
             self._set_reading()
 
     # Answering
@@ -403,9 +403,8 @@ class Connection(asyncio.Protocol):
             await self._drain
 
     def body_taken(self) -> None:
-        """Read on, now that the application has taken what there was of a body."""
-        if self._is_paused:
-            self._set_reading()
+        """Read on after a pause, now that the application has taken what there was of a body."""
+        self._set_reading()
 
     def answered(self, transaction: Transaction) -> None:
         """Go on with the next request after a whole response, or close."""
@@ -483,9 +482,9 @@ class Connection(asyncio.Protocol):
         self._pause(is_paused)
 
     def _pause(self, is_paused: bool) -> None:
-        if is_paused is self._is_paused or self.transport.is_closing():
+        if is_paused is self.is_paused or self.transport.is_closing():
             return
-        self._is_paused = is_paused
+        self.is_paused = is_paused
         if is_paused:
             self.transport.pause_reading()
             self._await_disconnect()
@@ -499,7 +498,7 @@ class Connection(asyncio.Protocol):
     def _check_disconnect(self) -> None:
         """Ask the system whether the client has left, as nothing is read."""
         self._disconnect_timer = None
-        if not self._is_paused or self.transport.is_closing():
+        if not self.is_paused or self.transport.is_closing():
             return
         if _polled(self.transport, _HALF_CLOSED):
             self.eof_received()

@@ -149,6 +149,8 @@ class ClientConnection(Protocol):
     is_closing: bool
     #: The client takes less than it is sent.
     is_full: bool
+    #: Nothing is read, as too much waits for the application.
+    is_paused: bool
     #: The connection closes with the response that is being given.
     is_ending: bool
 
@@ -156,7 +158,7 @@ class ClientConnection(Protocol):
         """Wait until the client has taken most of what was sent, or has left."""
 
     def body_taken(self) -> None:
-        """Read on, now that the application has taken what there was of a body."""
+        """Read on after a pause, now that the application has taken what there was of a body."""
 
     def answered(self, transaction: Transaction) -> None:
         """Go on after a whole response."""
@@ -325,7 +327,8 @@ class Transaction:
         pieces, self._pieces = self._pieces, []
         self.buffered = 0
         self._is_delivered = self.complete
-        self.connection.body_taken()
+        if self.connection.is_paused:
+            self.connection.body_taken()
         return pieces
 
     # Response

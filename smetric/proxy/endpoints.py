@@ -241,7 +241,8 @@ class Inference:
             if permit is not None:
                 permit.end()
             context.under_way.tasks.discard(client.task)
-            exchange.end(client.status or 500, error_type="internal_error")  # only if nothing above has ended it
+            if not exchange.status:  # nothing above has ended it
+                exchange.end(client.status or 500, error_type="internal_error")
 
     async def _cut_off(self, path: str, client: Client, forwarding: Forwarding | None) -> None:
         """Send the error of a router that stops. The answer then lacks its end marker."""

@@ -185,6 +185,7 @@ class Forwarding:
             policy_origin=generation.origin,
         )
         record.is_inference = self.leased
+        record.is_in_one_piece = self.leased and not self.request.stream
         if held is not None:
             record.held_by = held.decision
         if routing.beside is not None:

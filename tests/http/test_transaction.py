@@ -22,7 +22,7 @@ class Connection:
     def __init__(self, limits: HttpLimits | None = None) -> None:
         self.limits = limits or HttpLimits()
         self.transport: Any = self
-        self.is_full = self.is_ending = self.is_closing = False
+        self.is_full = self.is_paused = self.is_ending = self.is_closing = False
         self.writes: list[bytes] = []
 
     def write(self, data: bytes) -> None:
