@@ -14,7 +14,7 @@ from smetric.config.settings import Settings
 from smetric.doctor.engines import caches, keep_alive, metrics, models, reachable, versions
 from smetric.doctor.knowledge import hits, index, kv_events, tokens
 from smetric.doctor.lmcache import lmcache
-from smetric.doctor.routers import lookups, ports, refusals, replicas, start, traffic
+from smetric.doctor.routers import ports, refusals, replicas, start, traffic
 from smetric.doctor.site import Finding, Findings, FindingSeverity, Site, Skipped, visit, warning
 from smetric.doctor.start import Path
 
@@ -42,7 +42,11 @@ class Check:
 
 
 CHECKS = (
-    Check(name="start", looks_at="whether `smetric serve` starts with these settings", run=start),
+    Check(
+        name="start",
+        looks_at="whether `smetric serve` starts, and policies find what they read",
+        run=start,
+    ),
     Check(name="instances", looks_at="whether every instance answers, and is a different engine", run=reachable),
     Check(name="versions", looks_at="versions of vLLM, and clocks", run=versions),
     Check(name="models", looks_at="served names, the models they mean, and aliases", run=models),
@@ -50,7 +54,6 @@ CHECKS = (
     Check(name="caches", looks_at="prefix caching, block size, block hashes and capacity", run=caches),
     Check(name="keep-alive", looks_at="how long instances keep idle connections", run=keep_alive),
     Check(name="ports", looks_at="this router's own ports", run=ports),
-    Check(name="policy", looks_at="whether a source fills what the policy looks up", run=lookups),
     Check(name="replicas", looks_at="whether routers share what they know", run=replicas),
     Check(name="index", looks_at="whether the prefix index survives a restart", run=index),
     Check(name="tokens", looks_at="token ids of a conversation with tools, here and in the engines", run=tokens),

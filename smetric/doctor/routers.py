@@ -27,9 +27,7 @@ from smetric.doctor.site import (
     shown,
     warning,
 )
-from smetric.doctor.start import POLICY
 from smetric.errors import UNREADABLE, ConfigError
-from smetric.features import VOCABULARY
 from smetric.http.listener import is_here, listen
 from smetric.sources.prefix_index.persistence import IndexImage, UnreadableImage, decode_image
 from smetric.sources.shared import PATH
@@ -55,35 +53,21 @@ _APPEND = "let the client only append to a session's history, and never change w
 async def start(site: Site) -> Findings:
     """Check that `smetric serve` would start, as `smetric config check` does."""
     for problem in site.problems:
+        name, _, what = problem.text.partition(": ")
+        where = f"{problem.place}: {name}" if problem.place else name
         if problem.exit_code:
-            name, _, what = problem.text.partition(": ")
-            yield error(
-                f"{problem.place}: {name}" if problem.place else name,
-                what.replace("\n", "\n    "),
-                "`smetric serve` does not start with it",
-                "correct this setting; `smetric config check` examines it alone",
+            effect, remedy = "`smetric serve` does not start with it", "`smetric config check` examines it alone"
+            yield error(where, what.replace("\n", "\n    "), effect, f"correct this setting; {remedy}")
+        elif problem.is_hint:
+            why = "a session that leaves its cache has its prompt computed again"
+            yield info(where, what.removeprefix("hint: "), why, "set it, to 0 if that is meant")
+        else:
+            yield warning(
+                where,
+                what.removeprefix("warning: "),
+                "the policy does not decide as it reads",
+                "configure a source that fills it (`prefix_index`, `kv_events`, `lmcache`), or change the policy",
             )
-
-
-async def lookups(site: Site) -> Findings:
-    """Check that a source fills every look-up that the policies read."""
-    if any(problem.exit_code == POLICY for problem in site.problems):
-        raise Skipped("a policy cannot be used")
-    filled = {name for source in site.router.sources.ranked for name in source.fills}
-    if site.settings.lmcache.mode == "controller":
-        filled -= {"store_hit_len"}  # the controller knows no store, so that tier is always unknown
-    for file in site.router.routes.files():
-        is_main, policy = file is site.router.policy_file, file.current.policy
-        for name in policy.lookups:
-            if name not in filled:
-                yield error(
-                    f"policy {shown(site.settings.policy) if is_main else f'{shown(policy.name)} of {file.name}'}",
-                    f"it reads `{name}`, which no source fills",
-                    f"it is unknown for every instance; arithmetic sees {VOCABULARY.features[name].default}",
-                    "leave `prefix_index.enabled` on, or set `kv_events.enabled`"
-                    if name == "hit_len"
-                    else "set `lmcache.url` (and `lmcache.mode: coordinator`), or take it out of the policy",
-                )
 
 
 async def replicas(site: Site) -> Findings:

@@ -46,12 +46,14 @@ class StartProblem:
     Args:
         place: file and line, variable or option that sets the setting; empty if nothing does.
         text: the setting, what is wrong with it, and the way out.
-        exit_code: that of `smetric serve`; 0 for a warning.
+        exit_code: that of `smetric serve`; 0 for a warning or hint.
+        is_hint: whether it may be meant.
     """
 
     place: str
     text: str
     exit_code: int
+    is_hint: bool = False
 
     def __str__(self) -> str:
         return f"{self.place}: {self.text}" if self.place else self.text
@@ -118,10 +120,10 @@ def rehearse(
             problems.append(StartProblem(place(at), text, 0))
     if (main := policies.get(())) is not None and lacks_load_floor(main, len(settings.instances)):
         text = (
-            f"params.FLOOR: warning: it is 0, and {len(settings.instances)} instances are few: while the others are "
+            f"params.FLOOR: hint: it is 0, and {len(settings.instances)} instances are few: while the others are "
             "idle, one running request counts as overload and sends a session away from its cache; set it to 2"
         )
-        problems.append(StartProblem(place(("policy",)), text, 0))
+        problems.append(StartProblem(place(("policy",)), text, 0, is_hint=True))
     return Rehearsal(problems, router[0] if router else None)
 
 

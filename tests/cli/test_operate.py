@@ -210,7 +210,7 @@ async def test_doctor_findings_end_with_1_and_are_in_json() -> None:
     report = json.loads(result.stdout)
     assert report["instances"] == {"configured": 3, "reachable": 2}
     found = [(check["name"], finding["where"]) for check in report["checks"] for finding in check["findings"]]
-    assert found == [("instances", "instance 127.0.0.1:9")]
+    assert found == [("start", "params.FLOOR"), ("instances", "instance 127.0.0.1:9")]
 
 
 async def test_doctor_exit_codes_2_and_3(tmp_path: Path) -> None:

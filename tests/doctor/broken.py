@@ -37,7 +37,8 @@ def first_is(**fields: Any) -> Break:
 
 
 def twice(lab: Lab) -> None:
-    lab.set(instances=(*lab.settings.instances, replace(lab.settings.instances[0], id="again")))
+    again = replace(lab.settings.instances[0], id="again")
+    lab.set(instances=(*lab.settings.instances, again), params={"FLOOR": 2.0})
 
 
 def lmcache_with(**fields: Any) -> Break:

@@ -134,23 +134,19 @@ async def test_replicas_check_finds_peers_of_another_release(lab: Lab, monkeypat
     assert "the same release" in found.remedy
 
 
-async def test_policy_check_finds_look_ups_without_a_source(lab: Lab, tmp_path: Path) -> None:
-    lab.set(policy=lab.store_policy(tmp_path))
-    finding = await lab.only_finding("policy", ERROR)
-    assert "`store_hit_len`, which no source fills" in finding.what
-    assert "set `lmcache.url`" in finding.remedy
-    lab.lmcache(mode="controller")
-    assert "policy" in dict(await lab.findings())
-    lab.lmcache()
-    assert await lab.is_fine()
-
-
-async def test_policy_check_covers_routes_and_shadows(lab: Lab, tmp_path: Path) -> None:
+async def test_start_check_finds_look_ups_without_a_source(lab: Lab, tmp_path: Path) -> None:
     policy = lab.store_policy(tmp_path)
     route = RouteSettings(name="r", match=MatchSettings(model=("m",)), policy=policy)
-    lab.set(routes=(route,), shadow=(ShadowSettings(policy=policy),))
-    found = [finding.where for _, finding in await lab.findings()]
-    assert found == ["policy store of r", "policy store of default:shadow-1"]
+    lab.set(policy=policy, routes=(route,), shadow=(ShadowSettings(policy=policy),))
+    found = [(check, finding.where, finding.severity) for check, finding in await lab.findings()]
+    assert found == [("start", name, WARNING) for name in ("policy", "shadow[0].policy", "routes[0].policy")]
+    lab.set(routes=(), shadow=())
+    finding = await lab.only_finding("start", WARNING)
+    assert "no configured source fills `store_hit_len`; it is unknown everywhere" in finding.what
+    lab.lmcache(mode="controller")
+    assert "start" in dict(await lab.findings())
+    lab.lmcache()
+    assert await lab.is_fine()
 
 
 async def test_start_check_finds_bad_policies_of_shadows(lab: Lab, tmp_path: Path) -> None:

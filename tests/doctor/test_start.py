@@ -92,7 +92,7 @@ def test_config_check_reports_all_errors_of_one_reading(tmp_path: Path) -> None:
             "3: lmcache.url is set, but tokenizer.source",
         ),
         ("instances: [http://a:1]\nprefix_index: {enabled: false}", 0, "policy: warning: "),
-        ("instances: [http://a:1, http://a:2, http://a:3]\npolicy: smetric", 0, "2: params.FLOOR: warning: it is 0"),
+        ("instances: [http://a:1, http://a:2, http://a:3]\npolicy: smetric", 0, "2: params.FLOOR: hint: it is 0"),
         ("instances: [http://a:1, http://a:2, http://a:3]\nparams: {FLOOR: 2}", 0, None),
         ("instances: [http://a:1, http://a:2, http://a:3]\nparams: {FLOOR: 0}", 0, None),
         ("instances: [http://a:1, http://a:2, http://a:3]\npolicy: load_only", 0, None),
