@@ -102,7 +102,7 @@ async def test_cards_are_those_of_the_names_that_an_instance_serves() -> None:
 
 
 @pytest.mark.parametrize(("status", "needs_key"), [(401, True), (403, True), (500, False)])
-async def test_list_behind_a_key_is_told_from_one_that_fails(status: int, needs_key: bool) -> None:
+async def test_list_behind_a_key_is_known_as_such(status: int, needs_key: bool) -> None:
     bench = Bench()
     bench.answers[bench.a] = Unread("http_error", status)
     await bench.lists.renew()
