@@ -49,7 +49,7 @@ async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
 
 
 async def live(receive: Receive, send: Send) -> None:

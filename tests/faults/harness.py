@@ -136,7 +136,7 @@ class Running:
             for engine in self.engines:
                 engine.drop_idle()
             assert asyncio.get_running_loop().time() < deadline, left
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
         pages = ["/metrics", "/admin/decisions?limit=1000"]
         pages += [f"/admin/{page}" for page in ("instances", "policy", "policies", "cache", "state", "savings")]
         decisions = self.application.telemetry.decisions.recent(5)
