@@ -22,7 +22,7 @@ _BOUNDARY = re.compile(
 #: Name of a field, and what makes it a file.
 _DISPOSITION = re.compile(
     rb'content-disposition:[ \t]*form-data[ \t]*;[ \t]*name=(?:"([^"\\\r\n]*)"|([^\s";]+))[ \t]*'
-    rb'((?:;[ \t]*filename\*?=(?:"(?:[^"\\\r\n]|\\.)*"|[^";\r\n]*))*)[ \t]*',
+    rb'((?:;[ \t]*+filename\*?=(?:"(?:[^"\\\r\n]|\\.)*+"|[^";\r\n]*+))*+)[ \t]*+',
     re.IGNORECASE,
 )
 _READ = frozenset({b"model", b"stream"})

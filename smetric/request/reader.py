@@ -67,7 +67,12 @@ _INTERNAL_PLACES = frozenset({*_INTERNAL_FIELDS, *_MERGED})
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
 _QUOTE = ord('"')
 _OPEN = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
-_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+#: A name, whose characters take six bytes each at most. It keeps no place to go back to, however long it is.
+_KEY = re.compile(
+    rb'"([^"\\]{0,%(most)d}+(?:\\.[^"\\]{0,%(most)d}+){0,%(most)d}+)"[ \t\r\n]*+:[ \t\r\n]*+'
+    % {b"most": 6 * MAX_NAMES_BYTES},
+    re.DOTALL,
+)
 _AFTER = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
 #: A string, or a list and the first byte in it.
 _PROMPT = re.compile(rb'"|\[[ \t\r\n]*+(.)')
