@@ -7,7 +7,9 @@ entry costs by the number of runs, a few for each turn of the history, and not b
 
 from __future__ import annotations
 
+import heapq
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 #: Bytes of a block, of each holding of a block (as much as it takes in an image), of a run beside its blocks, and of
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Sequence
 BYTES_PER_BLOCK = 10
 BYTES_PER_HOLDING = 8
 BYTES_PER_RUN = 300
-BYTES_PER_HELD_RUN = 500
+BYTES_PER_HELD_RUN = 600
 
 
 class Run:
@@ -66,18 +68,21 @@ class HolderBlocks:
         size: blocks held.
         entered: blocks entered so far that were not held.
         pressed: whether blocks were evicted for want of memory here; the reader resets it.
+        is_queued: whether the table has it among the holders to evict from.
     """
 
-    __slots__ = ("_first", "bit", "entered", "pressed", "runs_at", "size", "ticks")
+    __slots__ = ("_first", "bit", "entered", "is_queued", "pressed", "runs_at", "size", "ticks")
 
     def __init__(self, bit: int, first: dict[int, Run]) -> None:
         self._first = first
         self.bit = bit
-        self.ticks: dict[int, list[Run]] = {}
+        # The first key of a dict is found by a scan over all that were deleted before it.
+        self.ticks: OrderedDict[int, list[Run]] = OrderedDict()
         self.runs_at: dict[Run, int] = {}
         self.size = 0
         self.entered = 0
         self.pressed = False
+        self.is_queued = False
 
     def __len__(self) -> int:
         return self.size
@@ -170,6 +175,8 @@ class BlockTable:
         #: Runs by their first block.
         self._first: dict[int, Run] = {}
         self._held: list[HolderBlocks] = []
+        #: Heap of the holders that hold something: a tick no later than the oldest one of each, its bit, the holder.
+        self._by_age: list[tuple[int, int, HolderBlocks]] = []
         self._holdings = 0
         self._held_runs = 0
 
@@ -193,6 +200,8 @@ class BlockTable:
         while held.size:
             self._drop_oldest(held, held.size)
         self._held.remove(held)
+        self._by_age = [each for each in self._by_age if each[2] is not held]
+        heapq.heapify(self._by_age)
         self.changes += 1
 
     def holders(self, block: int) -> int:
@@ -250,6 +259,8 @@ class BlockTable:
             runs_at[run] = tick
         if path:
             held.ticks[tick] = path[:]  # a copy has no spare capacity, which would be memory that nothing counts
+            if not held.is_queued:
+                self._queue(held)
         held.entered += held.size - before
         if held.size > room or self.memory_bytes > self.max_bytes:
             self._fit(held, room)
@@ -280,7 +291,9 @@ class BlockTable:
                     held.runs_at[run] = tick + shift
                     held.ticks.setdefault(tick + shift, []).append(run)
             end -= count
-        held.ticks = dict(sorted(held.ticks.items()))
+        held.ticks = OrderedDict(sorted(held.ticks.items()))
+        if held.size:
+            self._queue(held)
         new = held.size - before
         self._fit(held, min(room, self.most_blocks))
         return new
@@ -300,15 +313,35 @@ class BlockTable:
             return  # entered again since, or most recent anyway
         del held.ticks[tick]
         path = []  # its beginning may be entered again since, and must not become older than the rest
-        for run, _ in _path(self._first, blocks):
+        for run, common in _path(self._first, blocks):
             if run is own[0]:
                 break
+            if common < len(run.keys):
+                run = self._split(run, common)
             self._leave(held, run, held.runs_at[run])
             path.append(run)
         self.tick = tick = self.tick + 1
         held.ticks[tick] = path = [*path, *own]
         for run in path:
             held.runs_at[run] = tick
+        if self.memory_bytes > self.max_bytes:  # of a run that was split
+            self._fit(held, self.most_blocks)
+
+    def rename(self, held: HolderBlocks, block: int, new: int) -> bool:
+        """Replace *block*, a run of its own, by the unknown block *new*, its most recent; False if that cannot be."""
+        first = self._first
+        run = first.get(block)
+        if run is None or run.bits != held.bit or len(run.keys) > 1 or new in first:
+            return False
+        del first[block]
+        run.keys[0] = new
+        first[new] = run
+        self._leave(held, run, held.runs_at[run])
+        self.tick = held.runs_at[run] = tick = self.tick + 1
+        held.ticks[tick] = [run]
+        held.entered += 1
+        self.changes += 1
+        return True
 
     def drop(self, held: HolderBlocks, block: int) -> None:
         """Drop the run of *held* that begins with *block*, if there is one."""
@@ -373,12 +406,28 @@ class BlockTable:
                 self._press(held)
             self.evictions += self._drop_oldest(held, held.size - room)
         while self.memory_bytes > self.max_bytes:
-            oldest = min((h for h in self._held if h.size), key=lambda h: h.oldest_tick)
+            oldest = self._oldest()
             self._press(oldest)
             excess = -(-(self.memory_bytes - self.max_bytes) // (BYTES_PER_BLOCK + BYTES_PER_HOLDING))
             # A run with other holders is dropped whole: splitting it would take more memory than it frees.
             is_alone = oldest.ticks[oldest.oldest_tick][-1].bits == oldest.bit
             self.evictions += self._drop_oldest(oldest, excess if is_alone else oldest.size)
+
+    def _queue(self, held: HolderBlocks) -> None:
+        held.is_queued = True
+        heapq.heappush(self._by_age, (held.oldest_tick, held.bit, held))
+
+    def _oldest(self) -> HolderBlocks:
+        """Return the holder of the oldest run, and put the heap right as far as that needs."""
+        while True:
+            tick, bit, held = self._by_age[0]
+            if not held.size:
+                heapq.heappop(self._by_age)
+                held.is_queued = False
+            elif held.oldest_tick != tick:
+                heapq.heapreplace(self._by_age, (held.oldest_tick, bit, held))
+            else:
+                return held
 
     def _press(self, held: HolderBlocks) -> None:
         held.pressed = True

@@ -507,13 +507,20 @@ class PrefixIndex(Source):
         model = self._model(instance)
         if before is None or before[1] < model.since:  # it was sent to an earlier process
             return
+        held = model.held
         if cut.blocks:  # engines evict in the order in which requests end
-            self.table.touch(model.held, cut.blocks, before[1] + 1)
-        self._place(instance, model, cut.reply(usage))
+            self.table.touch(held, cut.blocks, before[1] + 1)
         if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
             model.judge(cut, before, usage.cached_tokens / usage.prompt_tokens)
-        if answered := cut.answered(before[0][-1][0]):  # the reply before this prompt is among its own blocks now
-            self.table.drop(model.held, answered)
+        reply, answered = cut.reply(usage), cut.answered(before[0][-1][0])
+        # The reply before this prompt is among the prompt's own blocks now.
+        if answered and len(reply) == 1 and self.table.rename(held, answered, reply[0]):
+            if self.on_placed is not None:
+                self.on_placed(instance, reply, self.block_tokens)
+            return
+        if answered:
+            self.table.drop(held, answered)
+        self._place(instance, model, reply)
 
     def placed(self, instance: Instance, blocks: Sequence[int]) -> None:
         """Enter *blocks* of a prompt that another router sent to *instance*."""
