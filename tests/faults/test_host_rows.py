@@ -241,3 +241,17 @@ async def test_host_passes_a_whole_stream_untouched(host: Host) -> None:
         answer = await fetch(router.url, "POST", "/v1/chat/completions", chat(stream=True))
         assert (answer.status, answer.complete) == (200, True)
         assert answer.body == delta("o") + delta("k") + DONE
+
+
+async def test_host_serves_a_client_that_leaves_behind_the_last_event(host: Host) -> None:
+    async def without_end(call: Call) -> None:
+        await call.stream(delta("a"), DONE, end=False)
+        await hang(call)
+
+    async with hosted(host) as router:
+        router.engine.script = without_end
+        async with await RawClient.connect(router.url) as client:
+            await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
+            await client.reader.readuntil(DONE)
+        await until(router.is_idle)
+        assert [record.status for record in router.application.telemetry.decisions.recent(1)] == [200]
