@@ -216,6 +216,7 @@ async def test_i3_retries_of_clients_are_refused_first_and_counted_apart() -> No
 
 async def test_i3_bodies_beyond_the_budget_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = OverloadSettings(bodies=33 << 20)
+    monkeypatch.setattr("smetric.proxy.admission.SEARCH_EVERY_S", 0.0)
     async with running(FakeEngine(), overload=settings) as router:
         admission = router.application.admission
         big = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (PATH.encode(), 30 << 20)
