@@ -215,6 +215,7 @@ async def test_i3_retries_of_clients_are_refused_first_and_counted_apart() -> No
 
 
 async def test_i3_bodies_beyond_the_budget_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smetric.proxy.admission.SEARCH_EVERY_S", 0.0)
     settings = OverloadSettings(bodies=33 << 20)
     monkeypatch.setattr("smetric.proxy.admission.SEARCH_EVERY_S", 0.0)
     async with running(FakeEngine(), overload=settings) as router:
