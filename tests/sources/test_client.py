@@ -72,74 +72,23 @@ async def test_read_within_stops_at_the_bound(most: int, body: bytes | None) -> 
         assert await read_within(response, most) == body
 
 
-def breaker(clock: Clock) -> Breaker:
-    return Breaker(3, 5.0, clock=clock)
-
-
-def fail(one: Breaker, times: int) -> None:
-    for _ in range(times):
-        assert one.allows()
-        one.failed()
-
-
-def test_breaker_opens_after_failures_in_a_row() -> None:
-    one = breaker(Clock(0.0))
-    fail(one, 2)
-    one.succeeded()
-    fail(one, 2)
-    assert one.allows()
-    one.failed()
-    assert one.is_open
-    assert not one.allows()
-
-
-def test_breaker_allows_one_request_when_open_and_closes_when_it_succeeds() -> None:
+@pytest.mark.parametrize(
+    "steps",
+    ["+f+f+s+f+f+f-", "+f+f+fw-W+--s+++", "+f+f+fwW+fw-W+", "+f+f+fwW+a+", "+++++fffwffW+"],
+    ids=["in a row", "one try closes it", "a try that fails", "an abandoned try", "late failures in flight"],
+)
+def test_breaker_allows_requests_by_what_those_before_came_to(steps: str) -> None:
+    """`+` and `-` ask for one more; `f`, `s` and `a` report one; `w` waits almost until the next try, `W` the rest."""
     clock = Clock(0.0)
-    one = breaker(clock)
-    fail(one, 3)
-    clock.now = 4.99
-    assert not one.allows()
-    clock.now = 5.0
-    assert [one.allows() for _ in range(3)] == [True, False, False]
-    one.succeeded()
-    assert not one.is_open
-    assert [one.allows() for _ in range(3)] == [True] * 3
-
-
-def test_breaker_opens_again_when_the_try_fails() -> None:
-    clock = Clock(0.0)
-    one = breaker(clock)
-    fail(one, 3)
-    clock.now = 5.0
-    fail(one, 1)
-    clock.now = 9.99
-    assert not one.allows()
-    clock.now = 10.0
-    assert one.allows()
-
-
-def test_breaker_allows_the_next_try_after_an_abandoned_one() -> None:
-    clock = Clock(0.0)
-    one = breaker(clock)
-    fail(one, 3)
-    clock.now = 5.0
-    assert one.allows()
-    one.abandoned()
-    assert one.is_open
-    assert one.allows()
-
-
-def test_breaker_ignores_late_failures_of_requests_in_flight() -> None:
-    clock = Clock(0.0)
-    one = breaker(clock)
-    assert [one.allows() for _ in range(5)] == [True] * 5
-    for _ in range(3):
-        one.failed()
-    clock.now = 4.0
-    one.failed()
-    one.failed()
-    clock.now = 5.0
-    assert one.allows()
+    one = Breaker(3, 5.0, clock=clock)
+    for step in steps:
+        match step:
+            case "+" | "-":
+                assert one.allows() is (step == "+")
+            case "w" | "W":
+                clock.now += 4.99 if step == "w" else 0.01
+            case _:
+                {"f": one.failed, "s": one.succeeded, "a": one.abandoned}[step]()
 
 
 @given(st.lists(st.sampled_from(["succeeded", "failed", "abandoned"]), max_size=60), st.integers(1, 5))
@@ -160,7 +109,8 @@ def test_breaker_closes_after_any_history_once_the_service_answers(ends: list[st
 @pytest.mark.parametrize("most", [1, 4])
 def test_breaker_never_opens_early(most: int) -> None:
     one = Breaker(most, 1.0, clock=Clock(0.0))
-    fail(one, most - 1)
+    for _ in range(most - 1):
+        one.failed()
     assert not one.is_open
     one.failed()
     assert one.is_open

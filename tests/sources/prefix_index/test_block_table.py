@@ -161,38 +161,6 @@ def test_table_evicts_oldest_entries_first_and_their_end(
     assert (table.blocks, table.memory_bytes) == (0, 0)
 
 
-def test_table_enter_returns_what_was_held_and_since_when() -> None:
-    table = BlockTable(2**20)
-    held = table.open()
-    assert table.enter(held, [1, 2, 3, 4], 100) == [(0, 0)]
-    assert table.enter(held, [1, 2], 100) == [(0, 1), (2, 0)]
-    assert table.enter(held, [1, 2, 3, 9], 100) == [(0, 2), (2, 1), (3, 0)]
-    assert table.enter(held, [1, 2], 100) == [(0, 3), (2, 0)]
-
-
-def test_table_counts_newer_and_forgets_older_blocks() -> None:
-    table = BlockTable(2**20)
-    held = table.open()
-    for start in (1, 11, 21):
-        table.enter(held, list(range(start, start + 3)), 100)
-    assert held.newer_than(1, 100) == 6
-    assert held.newer_than(1, 4) == 4
-    assert table.forget_until(held, 2) == 6
-    assert sorted(held.image()[0]) == [21, 22, 23]
-    assert (table.blocks, table.evictions) == (3, 0)
-
-
-def test_table_reuses_the_bit_of_a_closed_holder() -> None:
-    table = BlockTable(2**20)
-    first, second = table.open(), table.open()
-    table.enter(first, [1], 10)
-    table.enter(second, [1, 2], 10)
-    table.close(first)
-    third = table.open()
-    assert third.bit == first.bit
-    assert table.depths([1, 2]) == [(second.bit, 2)]
-
-
 def test_table_names_the_present_holders_of_a_block() -> None:
     table = BlockTable(2**20)
     one, other = table.open(), table.open()

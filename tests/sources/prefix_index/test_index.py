@@ -94,18 +94,6 @@ def test_index_keeps_at_most_the_capacity_of_an_instance(prompts: list[str], cap
         assert hits(index, request(blocks), fleet) == [min(len(blocks), capacity)]
 
 
-def test_index_evicts_the_end_of_the_oldest_prompt_first() -> None:
-    (instance,) = fleet = instances(1)
-    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, 6
-    index = PrefixIndex()
-    index.prefilled(request("abcd"), instance)
-    index.prefilled(request("xy"), instance)
-    index.prefilled(request("z"), instance)
-    assert hits(index, request("abcd"), fleet) == [3]
-    assert hits(index, request("xy"), fleet) == [2]
-    assert (index.table.blocks, index.table.evictions) == (6, 1)
-
-
 def test_lookup_returns_cells_in_the_order_of_instances() -> None:
     fleet, index = instances(3), PrefixIndex()
     index.prefilled(request("abcd"), fleet[2])
@@ -404,17 +392,6 @@ def test_restored_blocks_are_older_than_placed_ones() -> None:
     assert hits(again, request("xyz"), fleet) == [3]
     assert hits(again, request("abc"), fleet) == [0]
     assert hits(again, request("mn"), fleet) == [2]
-
-
-def test_restore_counts_once_and_stays_within_the_bound() -> None:
-    index, fleet = PrefixIndex(), instances(2)
-    index.prefilled(request("abc"), fleet[0])
-    index.prefilled(request("abd"), fleet[1])
-    again = PrefixIndex(4 * ENTRY)
-    again.restore(image_of(index))
-    again.restore(image_of(index))
-    assert hits(again, request("abc"), fleet)[0] is not None
-    assert again.table.memory_bytes <= 4 * ENTRY
 
 
 def test_waiting_images_are_bounded() -> None:

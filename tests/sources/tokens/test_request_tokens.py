@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.config import Settings
-from smetric.config.settings import TokenizerSettings
+from smetric.config.settings import KvEventsSettings, TokenizerSettings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
@@ -310,12 +310,14 @@ class Counted:
     def __init__(self) -> None:
         self.now = 0.0
         self.compared: list[bool] = []
+        self.distrusted: list[str] = []
         self.results: list[str] = []
         self.tokens = RequestTokens(
             FakeEncoder(),
             block_size=16,
             on_result=lambda result, _: self.results.append(result),
             on_compared=self.compared.append,
+            on_distrusted=self.distrusted.append,
             clock=lambda: self.now,
         )
 
@@ -333,16 +335,10 @@ async def test_request_tokens_distrust_model_with_wrong_counts() -> None:
     assert await counted.answer(1000) is None
     assert counted.results[-1] == "distrusted"
     assert counted.compared == [False] * MOST_DIFFERENT
+    assert counted.distrusted == ["tiny"]
     counted.now += DISTRUST_S
     assert await counted.answer(1000) is IDS
     assert counted.compared[-1] is True
-
-
-async def test_request_tokens_trust_model_with_equal_counts_in_between() -> None:
-    counted = Counted()
-    for number in (999, 999, 1000, 999, 999, None):
-        assert await counted.answer(number) is IDS
-    assert counted.compared == [False, False, True, False, False]
 
 
 async def test_request_tokens_keep_nothing_after_exchange() -> None:
@@ -368,6 +364,24 @@ async def test_settings_choose_the_encoder() -> None:
     await engine.stop()
     with pytest.raises(ConfigError, match=r"tokenizer\.json: cannot be read"):
         built(lambda: TokenizerSettings(source="local", folders={"*": "/nowhere"}))
+
+
+@pytest.mark.parametrize("has_package", [True, False])
+async def test_settings_choose_files_by_themselves_if_a_source_needs_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_package: bool
+) -> None:
+    folders = {"tiny": str(model_folder(tmp_path, "plain"))}
+    needing = Settings(kv_events=KvEventsSettings(enabled=True), tokenizer=TokenizerSettings(folders=folders))
+    if not has_package:
+        monkeypatch.setitem(sys.modules, "smetric.sources.tokens.local", None)
+    made = request_tokens(needing, Fleet([], VOCABULARY), Metrics())
+    await made.start()
+    by_engines, request = await made.of(turn_2()), turn_2()  # the first request begins to look for files
+    await asyncio.sleep(0)
+    found = await made.of(request)
+    await made.stop()
+    assert by_engines is None, "there is no instance to ask"
+    assert (found is not None and len(found) > 100) is has_package
 
 
 def test_local_encoder_without_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,40 +421,31 @@ async def test_body_of_ids_yields_within_long_list() -> None:
     assert turns >= 3
 
 
-def test_trust_ends_after_several_differences_in_a_row() -> None:
-    trust = Trust(clock=lambda: 0.0)
-    for _ in range(MOST_DIFFERENT - 1):
-        assert not trust.compare("m", 10, 11)
-        assert trust.believes("m")
-    trust.compare("m", 10, 11)
-    assert not trust.believes("m")
+@pytest.mark.parametrize(
+    ("counts", "believed"),
+    [
+        ([11] * (MOST_DIFFERENT - 1), True),
+        ([11] * MOST_DIFFERENT, False),
+        ([11, 11, 10, 11, 11], True),
+        ([11] * MOST_DIFFERENT + [None], True),
+        ([11] * MOST_DIFFERENT + [None, 11], False),
+        ([11] * MOST_DIFFERENT + [None, 11, None, 10, 11], True),
+        ([11] * (MOST_DIFFERENT + 1) + [None], True),
+    ],
+    ids=["few", "several", "equal between", "later", "once more", "equal again", "a late answer delays nothing"],
+)
+def test_trust_ends_for_a_while_after_several_differences_in_a_row(counts: list[int | None], believed: bool) -> None:
+    """None lets the time of distrust pass."""
+    now = 0.0
+    trust = Trust(clock=lambda: now)
+    for number, counted in enumerate(counts):
+        if counted is None:
+            now = (now // DISTRUST_S + 1) * DISTRUST_S
+        else:
+            assert trust.compare("m", 10, counted) is (counted == 10)
+            now += number == MOST_DIFFERENT - 1
+    assert trust.believes("m") is believed
     assert trust.believes("another")
-
-
-def test_trust_ends_again_after_one_difference_and_returns_after_agreement() -> None:
-    now = 0.0
-    trust = Trust(clock=lambda: now)
-    for _ in range(MOST_DIFFERENT):
-        trust.compare("m", 10, 11)
-    now += DISTRUST_S
-    assert trust.believes("m")
-    trust.compare("m", 10, 11)
-    assert not trust.believes("m")
-    now += DISTRUST_S
-    assert trust.compare("m", 10, 10)
-    trust.compare("m", 10, 11)
-    assert trust.believes("m")
-
-
-def test_trust_is_not_delayed_by_running_answers() -> None:
-    now = 0.0
-    trust = Trust(clock=lambda: now)
-    for _ in range(MOST_DIFFERENT):
-        trust.compare("m", 10, 11)
-    now += DISTRUST_S - 1
-    trust.compare("m", 10, 11)
-    now += 1
-    assert trust.believes("m")
 
 
 class Template:
