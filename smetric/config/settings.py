@@ -226,7 +226,7 @@ class HealthSettings(Section, frozen=True, kw_only=True):
         Meta(ge=1, le=1000),
         doc(
             "Failed requests in a row that eject an instance (5xx except 501 and 503, no output in time, a "
-            "broken answer)."
+            "broken answer), or that clients gave up while it gave no output at all."
         ),
     ] = 5
     slow_factor: Annotated[

@@ -284,21 +284,6 @@ async def test_scrape_that_hangs_times_out_and_delays_no_other() -> None:
     assert len(results["answering"]) > 2 * len(results["hanging"])
 
 
-async def test_scraping_continues_when_a_callback_raises() -> None:
-    results: list[str] = []
-
-    def on_scrape(_: Instance, result: str, seconds: float) -> None:
-        results.append(result)
-        raise RuntimeError("a bug")
-
-    async with served(Engine()) as (url,):
-        instance = Instance("a", url, models=["m"])
-        source = Scraper([instance], interval_s=0.01, on_restart=lambda _: None, on_scrape=on_scrape)
-        await source.start()
-        await until(lambda: len(results) >= 3)
-        await source.stop()
-
-
 # ── frozen series ────────────────────────────────────────────────────────────
 
 
