@@ -129,7 +129,7 @@ class AnswerObserver:
     #: The last byte was a CR. An LF behind it belongs to the same line break.
     _has_cr: bool = field(default=False, init=False)
     #: How an event begins and ends that holds nothing but output, once one has passed; no event does before.
-    _usual: tuple[bytes, bytes] = field(default=(b"\n\n", b"\n\n"), init=False)
+    _usual: tuple[bytes, bytes] = field(default=(b"\n\n\n", b"\n\n"), init=False)
     _counts: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:

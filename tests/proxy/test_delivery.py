@@ -147,6 +147,7 @@ def test_observer_takes_only_output_for_the_end_of_the_prefill(api: Api, is_name
 
     before = lines(b"".join(WITHOUT_OUTPUT[api]))
     assert not observed(api, before, size).has_output
+    assert [observed(api, lines(one), size).events for one in WITHOUT_OUTPUT[api]] == [0] * len(WITHOUT_OUTPUT[api])
     for output in OUTPUT[api]:
         assert observed(api, before + lines(output), size).has_output, output
 
