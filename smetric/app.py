@@ -152,7 +152,7 @@ class Application:
                     self.policies.guardrail,
                     self.records.decisions,
                     self.records.traffic,
-                    self.request_tokens,
+                    self.request_tokens if self.request_tokens.compares else None,
                 )
                 if one is not None
             ],

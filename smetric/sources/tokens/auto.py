@@ -132,7 +132,7 @@ class AutoEncoder:
         self._loaded += 1
         try:
             encoder = await asyncio.to_thread(self._load, folder)
-        except ConfigError as error:
+        except (ConfigError, OSError, ValueError) as error:
             return await self._engines(model, str(error))
         log.info("smetric.tokenize.local", model=model, folder=str(folder))
         return encoder

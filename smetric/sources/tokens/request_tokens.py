@@ -161,6 +161,11 @@ class RequestTokens(Listener):
         self._late: set[asyncio.Future[array[int] | None]] = set()
         self._late_in_a_row: LRUCache[str, int] = LRUCache(256)
 
+    @property
+    def compares(self) -> bool:
+        """Whether there are ids to compare with the counts of engines; else it need not hear of exchanges."""
+        return self._encoder is not None
+
     async def start(self) -> None:
         """Open the encoder."""
         if self._encoder is not None:
