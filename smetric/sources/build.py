@@ -136,13 +136,12 @@ def filled_by(settings: Settings) -> frozenset[str]:
     filled = {"prefill_rate", "qps"}
     if settings.prefix_index.enabled:
         filled.add("cached_tokens")
-    if settings.lmcache.url or settings.prefill.fetch_rate:
+    has_tiers = settings.lmcache.url or settings.kv_events.enabled
+    if has_tiers or settings.prefill.fetch_rate:
         filled.add("fetch_rate")
-    if settings.kv_events.enabled or settings.prefix_index.enabled:
+    if has_tiers or settings.prefix_index.enabled:
         filled.add("hit_len")
-    if settings.lmcache.url:
-        filled.add("hit_len")
-    if settings.lmcache.url or settings.kv_events.enabled:
+    if has_tiers:
         filled |= {"host_hit_len", "disk_hit_len"}
     if settings.lmcache.url and settings.lmcache.mode != "controller":  # a controller does not report the shared store
         filled.add("store_hit_len")

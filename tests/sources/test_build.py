@@ -107,6 +107,7 @@ _TOKENIZER = "tokenizer:\n  source: engine\n"
         f"prefix_index:\n  enabled: false\n{_LMCACHE}  mode: coordinator\n{_TOKENIZER}",
         f"{_LMCACHE}  mode: coordinator\n{_TOKENIZER}",
         f"{_LMCACHE}  mode: controller\n{_TOKENIZER}",
+        "prefix_index:\n  enabled: false\nkv_events:\n  enabled: true\n",
     ],
 )
 def test_filled_by_names_the_features_of_the_built_sources(text: str, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_filled_by_names_the_features_of_the_built_sources(text: str, tmp_path: 
     settings = load_settings(path, {})
     sources = Application(settings, environ={}).sources.ranked
     filled = {name for source in sources for name in (*source.fills, *getattr(source, "measures", ()))}
-    if not settings.lmcache.url and not settings.prefill.fetch_rate:
+    if not settings.lmcache.url and not settings.kv_events.enabled and not settings.prefill.fetch_rate:
         filled -= {"fetch_rate"}  # it is measured where a look-up tells of other tiers
     if settings.lmcache.mode == "controller":
         filled -= {"store_hit_len"}  # its source is there, and never knows
