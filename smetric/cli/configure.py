@@ -43,10 +43,10 @@ def check(
 ) -> None:
     """Do everything that `smetric serve` does with FILE and the same options, except for listening.
 
-    Prints all errors, each with the line of the setting: settings, policies with their parameters, certificates,
-    keys, tokenizers. Prints nothing and ends with 0 if `smetric serve` would start; otherwise ends as that would: 2 if
-    a setting cannot be used, 1 if a policy does not check. Warnings leave it at 0. No instance is asked; `smetric
-    doctor` does that.
+    Prints all errors of the settings, each with its line; if there are none, all errors of policies with their
+    parameters, certificates, keys and tokenizers, each with the line of its setting. Prints nothing and ends with 0 if
+    `smetric serve` would start; otherwise ends as that would: 2 if a setting cannot be used, 1 if a policy does not
+    check. Warnings leave it at 0. No instance is asked; `smetric doctor` does that.
 
     \b
     smetric config check smetric.yaml
@@ -151,7 +151,8 @@ params: {{FLOOR: 2}}     # up to 2 requests are no overload, however idle the ot
 # Other names for a model: what clients send, and what is sent on.
 # models: {{gpt-4o: my-model}}
 
-# A policy that is evaluated beside this one and never followed; `smetric status` shows how often they agree.
+# A policy that is evaluated beside this one and never followed. `smetric status --format json` shows in `shadows` how
+# often they agree.
 # shadow: [load_only]
 
 # A line for each decision, for `smetric replay` and `smetric explain --record`.

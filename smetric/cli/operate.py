@@ -127,7 +127,8 @@ def try_(
 ) -> None:
     """Try a policy on the last decisions of a running router; the acting policy stays.
 
-    Its parameters are those configured for the route, or with --set those alone.
+    Its parameters are those configured for the route, or with --set those alone. A policy that does not declare
+    those of the route needs --set.
 
     \b
     smetric try candidate.policy
