@@ -64,7 +64,7 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
                 named = {*named, *named_fields(value)}
         elif name >= b"x" and name.replace(b"_", b"-").startswith(RESERVED):
             if name == VIA:
-                passed_by += value.replace(b" ", b"").split(b",")
+                passed_by += filter(None, value.replace(b" ", b"").split(b","))
         else:
             passed.append(field)
     if passed_by and (router in passed_by or len(passed_by) >= MOST_ROUTERS):
@@ -108,9 +108,9 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 
 def named_fields(connection: bytes) -> Collection[bytes]:
-    """Return the fields that a Connection header names, in lower case."""
+    """Return the fields that a Connection header names, in lower case, without empty elements (RFC 9110 §5.6.1)."""
     value = connection.lower()
-    return () if value in (b"keep-alive", b"close") else {token.strip() for token in value.split(b",")}
+    return () if value in (b"keep-alive", b"close") else {token.strip() for token in value.split(b",")} - {b""}
 
 
 def is_end_to_end(name: bytes) -> bool:

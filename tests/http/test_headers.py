@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.errors import HttpError
-from smetric.http.headers import HOP_BY_HOP, MOST_ROUTERS, VIA, Headers, first, response_headers, with_key
+from smetric.http.headers import (
+    HOP_BY_HOP,
+    MOST_ROUTERS,
+    VIA,
+    Headers,
+    first,
+    named_fields,
+    response_headers,
+    with_key,
+)
 from smetric.http.headers import request_headers as forwarded
 
 OUR = (VIA, b"r1")
@@ -61,6 +70,13 @@ NAME = st.sampled_from([b"accept", b"x-a", b"connection", b"te", b"x-b", b"set-c
 VALUE = st.sampled_from([b"close", b"keep-alive", b"x-a", b"X-B, te", b"v"])
 
 
+@pytest.mark.parametrize(
+    ("value", "named"), [(b"", []), (b",", []), (b"Keep-Alive,", [b"keep-alive"]), (b", X-A ,, te", [b"te", b"x-a"])]
+)
+def test_named_fields_ignores_empty_elements(value: bytes, named: list[bytes]) -> None:
+    assert sorted(named_fields(value)) == named
+
+
 @given(st.lists(st.tuples(NAME, VALUE)))
 def test_headers_pass_all_but_fields_of_the_connection(fields: list[tuple[bytes, bytes]]) -> None:
     named = {token.strip().lower() for name, value in fields if name == b"connection" for token in value.split(b",")}
@@ -71,6 +87,7 @@ def test_headers_pass_all_but_fields_of_the_connection(fields: list[tuple[bytes,
 def test_request_headers_list_the_routers_passed_in_order() -> None:
     fields = [(VIA, b"a, b"), (b"accept", b"*/*"), (VIA, b"c")]
     assert forwarded(fields, b"r1") == [(b"accept", b"*/*"), (VIA, b"a, b, c, r1")]
+    assert forwarded([(VIA, b",a, ,"), (VIA, b"")], b"r1") == [(VIA, b"a, r1")]
 
 
 @pytest.mark.parametrize("via", [b"r1", b"a,r1,b", b", ".join([b"x"] * MOST_ROUTERS)])
