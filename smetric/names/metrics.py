@@ -226,7 +226,7 @@ POLICY_INFO = Metric("smetric_policy_info{route,name,hash,generation}", "1 for e
 POLICY_ERRORS = Metric("smetric_policy_errors_total{policy}", "Evaluations that raised: a bug.")
 POLICY_REFUSING = Metric(
     "smetric_policy_refusing_seconds{route,arm}",
-    "Seconds for which a policy has refused every request; no series while it routes.",
+    "Seconds for which a policy has refused every request; no series while it routes, or a minute after the last one.",
 )
 POLICY_RELOADS = Metric("smetric_policy_reloads_total{result}", f"Changes of policies: {', '.join(RELOADS)}.")
 INDEX_BLOCKS = Metric("smetric_prefix_index_blocks", "Blocks in the prefix index.")

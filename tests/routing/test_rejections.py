@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric.request.request import InferenceRequest
-from smetric.routing.rejections import REFUSING_S, RejectionWatch
+from smetric.routing.rejections import PAUSE_S, REFUSING_S, RejectionWatch
 from tests.clock import Clock
 from tests.fakes import exchange_of
 from tests.records.drive import Fleet, policy
@@ -41,7 +41,7 @@ def test_watch_reports_a_policy_that_refuses_everything_once(rules: str, rule: s
     (line,) = logs
     assert (line["event"], line["log_level"]) == ("smetric.policy.refuses_all", "error")
     assert (line["route"], line["policy"], line["rule"]) == ("default", "p", rule)
-    assert router.watch.refusing() == {("default", ""): 30.0}
+    assert router.watch.refusing() == {("default", ""): 29.0}, "no idle time counts"
 
 
 def test_watch_forgets_refusals_when_the_policy_routes() -> None:
@@ -52,6 +52,22 @@ def test_watch_forgets_refusals_when_the_policy_routes() -> None:
             router.clock.now += 1.0
     assert logs == []
     router.decide(REJECTS, turn=1)
+    assert router.watch.refusing() == {}
+
+
+def test_watch_counts_refusals_anew_after_a_pause() -> None:
+    router = Router()
+    with capture_logs() as logs:
+        for pause_s in (REFUSING_S - 1, PAUSE_S, REFUSING_S - 1, 3600.0):
+            router.decide(REJECTS)
+            router.clock.now += pause_s
+            assert router.watch.refusing() == {}
+    assert logs == []
+    for _ in range(2):
+        router.decide(REJECTS)
+        router.clock.now += PAUSE_S - 1
+    assert router.watch.refusing() == {("default", ""): PAUSE_S - 1}
+    router.clock.now += 1.0
     assert router.watch.refusing() == {}
 
 
