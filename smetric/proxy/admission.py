@@ -11,7 +11,7 @@ import math
 import random
 import time
 from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -48,7 +48,7 @@ STEP_BYTES = 256 * 1024
 #: One part in so many of the bytes for bodies is kept for bodies of at most one step, unless a single body needs it.
 SMALL_PART = 8
 #: Seconds in which a step of a body must arrive; a body that takes longer may be ended to make room for others. After a
-#: search for one in vain the next is this much later.
+#: search in vain, the next for as many bytes is this much later.
 SLOW_STEP_S = 2.0
 SEARCH_EVERY_S = 0.1
 #: Number of times that rules may hold a request while the waiting room is full, each for longer than the one before.
@@ -351,6 +351,8 @@ class Permit:
         admission = self._admission
         if received - self._step_end >= STEP_BYTES:
             self.step_at, self._step_end = admission.clock(), received
+            if self.reading is not None:
+                admission.uploads.move_to_end(self)
         if received > self.size:
             step = max(STEP_BYTES, received - self.size)
             if not admission.make_room(self.size + step, step, self):
@@ -368,7 +370,7 @@ class Permit:
 
     def _stop_reading(self) -> None:
         self.reading = None
-        self._admission.uploads.discard(self)
+        del self._admission.uploads[self]
 
     def cut_off(self) -> None:
         """End a request whose body is arriving by a 408; the body counts no more."""
@@ -536,9 +538,11 @@ class Admission:
         self.on_waited = on_waited
         self._rng = rng or random.Random()
         self.clock = clock
-        #: Requests whose bodies are arriving, and when the slowest may be looked for again.
-        self.uploads: set[Permit] = set()
+        #: Requests whose bodies are arriving, by the time of their last step.
+        self.uploads: OrderedDict[Permit, None] = OrderedDict()
+        #: After a search for slow ones in vain: the time of the next, and the bytes that all of them took.
         self._search_at = -math.inf
+        self._slow_bytes = 0
         #: Requests let in and not ended, and bytes of their bodies.
         self.load = overload.load
         self.bytes = 0
@@ -568,11 +572,11 @@ class Admission:
         try:
             if self.overload.level:
                 self._check_overload(is_retry=is_retry)
-            is_large = length > STEP_BYTES
-            if (is_large or self.bytes + length > self.most_bytes) and not self.make_room(length, length):
-                raise self.refusal("bytes")
             if leased and self.room.has_slots and not self.room.may_enter(length, priority):
                 raise self.refusal("in_flight")
+            is_large = length > STEP_BYTES  # what follows may cut off others, so it comes last
+            if (is_large or self.bytes + length > self.most_bytes) and not self.make_room(length, length):
+                raise self.refusal("bytes")
         except Overloaded:
             if is_retry:
                 self._on_retry(False)
@@ -582,37 +586,48 @@ class Admission:
         permit = Permit(self, STEP_BYTES if is_large else length)
         if reading is not None:
             permit.reading, permit.step_at = reading, self.clock()
-            self.uploads.add(permit)
+            self.uploads[permit] = None
         return permit
 
     def make_room(self, size: int, more: int, asking: Permit | None = None) -> bool:
-        """Return whether a body may take *more* bytes, *size* in all. Slow bodies but *asking*'s are cut off for it."""
+        """Return whether a body may take *more* bytes, *size* in all.
+
+        The slowest bodies but *asking*'s are cut off for it if that makes enough room, and none otherwise.
+        """
+        if self._has_room(self.bytes, size, more):
+            return True
+        now = self.clock()
+        if now < self._search_at and not self._has_room(self.bytes - self._slow_bytes, size, more):
+            return False
+        left, slow = self.bytes, list[Permit]()
+        for permit in self.uploads:
+            if now - permit.step_at < SLOW_STEP_S:
+                break
+            if permit.size and permit is not asking:
+                left -= permit.size
+                slow.append(permit)
+                if self._has_room(left, size, more):
+                    for each in slow:
+                        each.cut_off()
+                    return True
+        self._search_at, self._slow_bytes = now + SEARCH_EVERY_S, self.bytes - left
+        return False
+
+    def _has_room(self, taken: int, size: int, more: int) -> bool:
+        """Return whether a body may take *more* bytes, *size* in all, while all bodies take *taken*."""
         most = self.most_bytes
-        if size > STEP_BYTES and self.bytes > size - more:
+        if size > STEP_BYTES and taken > size - more:
             most -= most // SMALL_PART
-        while self.bytes + more > most:
-            now = self.clock()
-            if now < self._search_at:
-                return False
-            others = (permit for permit in self.uploads if permit is not asking)
-            slowest = min(others, key=attrgetter("step_at"), default=None)
-            if slowest is None or now - slowest.step_at < SLOW_STEP_S:
-                self._search_at = now + SEARCH_EVERY_S
-                return False
-            slowest.cut_off()
-        return True
+        return taken + more <= most
 
     def _check_overload(self, *, is_retry: bool) -> None:
         """Refuse what the router's own load forbids; if no request is under way, a first one is let in."""
         overload, load = self.overload, self.load
-        if overload.level is Level.HARD:
-            is_full = True
-        elif overload.resource == "lag":
-            is_full = not load.has_pace
-        else:
-            is_full = load.under_way >= load.most_under_way
-        if load.under_way and (is_full or is_retry):
-            raise self.refusal(overload.resource)
+        is_closed = is_retry or overload.level is Level.HARD
+        for resource in overload.resources:
+            is_full = not load.has_pace if resource == "lag" else load.under_way >= load.most_under_way
+            if load.under_way and (is_closed or is_full):
+                raise self.refusal(resource)
 
     @property
     def under_way(self) -> int:

@@ -145,9 +145,9 @@ class Overload:
         #: Level of each resource, and its value as a share of the soft threshold: requests are refused from 1 on.
         self.levels = dict.fromkeys(self._thresholds, Level.CALM)
         self.shares = dict.fromkeys(self._thresholds, 0.0)
-        #: The highest level, and its resource.
+        #: The highest level, and the resources that are not calm, those of the highest level first.
         self.level = Level.CALM
-        self.resource = ""
+        self.resources: list[str] = []
 
     async def start(self) -> None:
         """Start to measure."""
@@ -207,8 +207,9 @@ class Overload:
             if resource != "lag" and self.levels[resource] is Level.CALM:
                 self.load.bound()
             self.levels[resource] = level
-            self.resource = max(self.levels, key=lambda each: self.levels[each])
-            self.level = self.levels[self.resource]
+            self.level = max(self.levels.values())
+            short = [each for each, one in self.levels.items() if one is not Level.CALM]
+            self.resources = sorted(short, key=self.levels.__getitem__, reverse=True)
 
     def _give_memory_back(self) -> None:
         """Return free memory to the system while memory is short: a peak would otherwise count for ever."""

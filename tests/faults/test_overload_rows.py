@@ -195,7 +195,7 @@ async def test_i3_retries_of_clients_are_refused_first_and_counted_apart() -> No
         tasks.append(asked(router, "second"))
         await until(lambda: len(gated.users) == 2)
         overload.load.bound()
-        overload.level, overload.resource = Level.SOFT, "memory"
+        overload.level, overload.resources = Level.SOFT, ["memory"]
         assert (await router.chat()).status == 503, "no more than are under way"
         gated.let_through()
         await until(lambda: sum(task.done() for task in tasks) == 1)

@@ -80,9 +80,9 @@ class FakeOverload(Overload):
     def __init__(self) -> None:
         super().__init__(Thresholds(1.0, 2.0), Thresholds(0.8, 0.9))
 
-    def become(self, level: Level, resource: str = "memory") -> None:
+    def become(self, level: Level, *resources: str) -> None:
         self.load.bound()
-        self.level, self.resource = level, resource
+        self.level, self.resources = level, list(resources) if level else []
 
 
 class Client:
@@ -275,8 +275,45 @@ async def test_slowest_body_is_cut_off_if_there_is_no_room() -> None:
             lobby.admit(size=more_than_is_left())
             await until(lambda expected=expected: cut == expected)  # type: ignore[misc]
         assert lobby.refusal(size=more_than_is_left()).reason == "bytes"
-        assert lobby.admission.uploads == {fast}
+        assert list(lobby.admission.uploads) == [fast]
     assert not lobby.admission.uploads
+
+
+async def test_slow_bodies_are_cut_off_only_if_that_makes_enough_room() -> None:
+    lobby, cut = Lobby(bodies=16 * STEP_BYTES), list[str]()
+    lobby.admit(size=14 * STEP_BYTES).grow(13 * STEP_BYTES)  # has arrived
+    async with contextlib.AsyncExitStack() as stack:
+        for nth, size in enumerate((0, 100, 0, 200, 300)):
+            await stack.enter_async_context(uploading(lobby, size, cut, f"{nth}"))
+        lobby.now += SLOW_STEP_S
+        assert lobby.refusal(size=STEP_BYTES + 1).reason == "bytes"
+        taken = lobby.admission.bytes
+        small = [lobby.admit(size=STEP_BYTES) for _ in range(2)]
+        assert lobby.admission.bytes == taken + 2 * STEP_BYTES
+        lobby.admit(size=STEP_BYTES - 350)
+        await until(lambda: bool(cut))
+        assert cut == ["1", "3"], "the slowest, as many as are needed, and none without bytes"
+        assert [permit.size for permit in lobby.admission.uploads] == [0, 0, 300]
+        assert small
+
+
+async def test_slow_bodies_make_room_for_one_that_needs_all_bytes() -> None:
+    lobby, cut = Lobby(bodies=16 * STEP_BYTES), list[str]()
+    async with uploading(lobby, 100, cut, "slow"):
+        lobby.now += SLOW_STEP_S
+        lobby.admit(size=16 * STEP_BYTES)
+        await until(lambda: cut == ["slow"])
+
+
+async def test_slow_bodies_are_not_cut_off_for_a_request_without_a_slot() -> None:
+    lobby, cut = Lobby(slots=1, most=0, bodies=1000), list[str]()
+    async with uploading(lobby, 900, cut, "slow"):
+        lobby.now += SLOW_STEP_S
+        (served,) = await lobby.clients(1)
+        assert lobby.refusal(size=200).reason == "in_flight"
+        assert len(lobby.admission.uploads) == 1
+        await served.finish()
+    assert not cut
 
 
 def test_body_of_unknown_length_grows_in_steps_up_to_the_bound() -> None:
@@ -329,7 +366,7 @@ def test_admission_counts_the_bytes_of_all_bodies(steps: list[tuple[int, int]]) 
 def test_soft_overload_admits_no_more_than_are_under_way_and_no_retry() -> None:
     lobby = Lobby()
     under_way = [lobby.admit() for _ in range(3)]
-    lobby.overload.become(Level.SOFT)
+    lobby.overload.become(Level.SOFT, "memory")
     assert lobby.refusal().reason == "memory"
     under_way.pop().end()
     assert lobby.refusal(RETRY).status == 503
@@ -348,7 +385,7 @@ def test_shortage_admits_as_many_as_were_under_way_in_the_last_seconds() -> None
         lobby.overload.load.turn(1.0, is_late=False)
     for permit in permits:
         permit.end()
-    lobby.overload.become(Level.SOFT)
+    lobby.overload.become(Level.SOFT, "memory")
     assert [lobby.admit() for _ in range(4)]
     assert lobby.refusal().reason == "memory"
 
@@ -366,6 +403,21 @@ def test_late_loop_bounds_new_requests_and_not_open_streams() -> None:
     for permit in streams:
         permit.end()
     assert lobby.refusal().reason == "lag"
+
+
+def test_shortage_binds_also_while_the_loop_is_late() -> None:
+    lobby = Lobby()
+    lobby.overload.load.turn(1.0, is_late=True)
+    lobby.overload.load.pace = 2.0
+    first = lobby.admit()
+    lobby.overload.become(Level.SOFT, "lag", "files")
+    assert lobby.refusal().reason == "files", "within the pace"
+    assert lobby.refusal(RETRY).reason == "lag"
+    lobby.overload.load.most_under_way = 2.0
+    second = lobby.admit()
+    first.end()
+    assert lobby.refusal().reason == "lag", "within the number"
+    second.end()
 
 
 def test_hard_overload_admits_one_request_at_a_time() -> None:
