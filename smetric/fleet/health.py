@@ -47,8 +47,8 @@ LEAST_SPREAD_S = 0.05
 SMALL_FLEET = 3
 #: Each of its waits is so many times as long as is usual: what stalls now and then is not slow.
 LEAST_FACTOR = 2.5
-#: An instance whose clients give up `health.failures` requests in a row hangs if it gave no output for so many
-#: seconds, and for so many times the longest of the latest waits for its peers.
+#: An instance whose clients give up `health.failures` requests in a row, each after longer than its peers took, hangs
+#: if they waited for so many seconds in all, and for so many times the longest of the latest waits for its peers.
 SILENT_S = 3.0
 SILENT_FACTOR = 4.0
 #: Seconds between two comparisons.
@@ -170,12 +170,16 @@ class _Vitals:
     failures: int = 0
     suspicions: int = 0
     aborts: int = 0
-    #: Seconds of its latest waits for output, and when the last one was over.
-    waits: deque[float] = field(default_factory=lambda: deque(maxlen=COMPARED))
+    #: Its latest waits for output by whether a stream was awaited, and when the last of all was over.
+    waits: dict[bool, deque[_Wait]] = field(
+        default_factory=lambda: {False: deque(maxlen=COMPARED), True: deque(maxlen=COMPARED)}
+    )
     heard_at: float = -math.inf
-    #: Requests in a row that clients gave up, and since when it has given no output to one.
+    #: Requests in a row that clients gave up after longer than its peers took, for how many seconds at least one of
+    #: them waited, and when the last client left.
     given_up: int = 0
-    silent_since: float = -math.inf
+    silent_s: float = 0.0
+    left_at: float = -math.inf
     #: Why it was ejected last: fields of the log line.
     why: dict[str, Any] = field(default_factory=dict)
     #: Falls that are not forgiven, and since when it has been well; None while it is not.
@@ -302,11 +306,15 @@ class Health:
         vitals.deprioritized_until = self._clock() + DEPRIORITIZED_S
         self._judge(instance, vitals)
 
-    def waited(self, instance: Instance, seconds: float, tokens: int, *, is_stream: bool = True) -> None:
-        """Record the wait for the first output of an answer, behind *tokens* to prefill, its own included."""
-        vitals = self._vitals[instance]
-        vitals.waits.append(seconds)
-        vitals.heard_at = self._clock()
+    def waited(self, instance: Instance, seconds: float, tokens: int, *, is_stream: bool | None = True) -> None:
+        """Record the wait for the first output of an answer, behind *tokens* to prefill, its own included.
+
+        If *is_stream* is None, the answer is a stream that cannot be read. It may have begun before its first output.
+        """
+        vitals, now = self._vitals[instance], self._clock()
+        if is_stream is not None:
+            vitals.waits[is_stream].append(_Wait(now, seconds, seconds / (BASE_TOKENS + tokens), False))
+        vitals.heard_at = now
         vitals.given_up = 0
         if is_stream and (why := self._latencies.add(instance, seconds, tokens)):
             self._eject(instance, vitals, names.SLOW, **why)
@@ -315,20 +323,34 @@ class Health:
         """Record that a client left which had waited *seconds* for output in vain: it takes at least as long.
 
         Answers in one piece differ too much in length to call an instance slow, but one that gives none at all hangs.
+        It is compared by waits of the same kind, for a prompt as long. Time in which no request waited says nothing.
         """
         vitals, now = self._vitals[instance], self._clock()
-        since = max(now - seconds, vitals.heard_at)
-        vitals.silent_since = min(since, vitals.silent_since) if vitals.given_up else since
-        vitals.given_up += 1
         if is_stream and (why := self._latencies.add(instance, seconds, tokens, is_given_up=True)):
             self._eject(instance, vitals, names.SLOW, **why)
-        elif vitals.given_up >= self.settings.failures:
-            group, since = _group(instance), vitals.silent_since
-            answering = [v for one, v in self._vitals.items() if v.heard_at > since and _group(one) == group]
-            longest = max((max(peer.waits) for peer in answering), default=math.inf)
-            silent_s = now - vitals.silent_since
-            if silent_s > max(SILENT_S, SILENT_FACTOR * longest):
-                self._eject(instance, vitals, names.TIMEOUT, silent_s=round(silent_s, 3), given_up=vitals.given_up)
+            return
+        group = _group(instance)
+        peers = [peer for one, peer in self._vitals.items() if one is not instance and _group(one) == group]
+        waits = [wait for peer in peers for wait in peer.waits[is_stream]]
+        if not waits:
+            return
+        per_token = median(wait.per_token for wait in waits)
+        longest = max(per_token * (BASE_TOKENS + tokens), *(wait.seconds for wait in waits))
+        silent_s = min(seconds, now - vitals.heard_at)
+        if silent_s <= longest:
+            return
+        before_s = vitals.silent_s if vitals.given_up else 0.0
+        vitals.silent_s = before_s + min(silent_s, now - vitals.left_at)  # waits that overlap count once
+        vitals.left_at = now
+        vitals.given_up += 1
+        do_peers_answer = max(wait.at for wait in waits) > now - vitals.silent_s
+        if (
+            vitals.given_up >= self.settings.failures
+            and vitals.silent_s > max(SILENT_S, SILENT_FACTOR * longest)
+            and do_peers_answer
+        ):
+            why = {"silent_s": round(vitals.silent_s, 3), "given_up": vitals.given_up}
+            self._eject(instance, vitals, names.TIMEOUT, **why)
 
     def aborted(self, instance: Instance) -> None:
         """Record an answer that ended in `finish_reason: abort`, as all do when the engine shuts down.
@@ -553,8 +575,8 @@ class AttemptLog:
         """Note that the end of the present attempt says nothing about its instance, be it good or bad."""
         self._is_excused = True
 
-    def waited(self, lease: Lease, seconds: float, *, is_stream: bool) -> None:
-        """Record the wait for the first output of an answer."""
+    def waited(self, lease: Lease, seconds: float, *, is_stream: bool | None) -> None:
+        """Record the wait for the first output of an answer, as `Health.waited` does."""
         self._health.waited(lease.instance, seconds, lease.ahead, is_stream=is_stream)
 
     def gave_up(self, lease: Lease, attempt: Attempt) -> None:

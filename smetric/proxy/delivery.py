@@ -447,13 +447,13 @@ class Delivery:
         record, lease, lookups = self.record, self.lease, self.context.router.lookups
         is_current = not lease.is_past
         lease.first_output()
-        if is_current and record.is_inference:
-            is_stream = self.observer.is_stream
-            self.trial.waited(lease, ttfc_s, is_stream=is_stream)
-            if is_stream:
-                lookups.first_token(lease, ttfc_s)
         if record.is_inference and self.answer.status == 200:
             if is_current:
+                is_stream = self.observer.is_stream
+                is_unreadable = self.is_stream and not is_stream
+                self.trial.waited(lease, ttfc_s, is_stream=None if is_unreadable else is_stream)
+                if is_stream:
+                    lookups.first_token(lease, ttfc_s)
                 lookups.prefilled(record.request, lease.instance)
             record.request.answering()
             self.exchange.answering()
@@ -526,6 +526,7 @@ class Delivery:
     async def _break_off(self, result: str) -> None:
         """End an answer of which the client has seen the beginning. Without a last piece the server then closes."""
         self.answer.close()
+        self.lease.release()  # however long the client takes to read
         self._end(self.answer.status, result, f"upstream_{result}", is_whole=False)
         await self.append_error(UpstreamError("the instance broke off its answer", reason=result))
 

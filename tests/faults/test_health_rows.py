@@ -224,7 +224,7 @@ async def test_instance_with_failing_requests_is_ejected_and_returns() -> None:
 async def test_instance_that_never_answers_is_ejected_as_its_clients_leave(stream: bool) -> None:
     async with running(*(FakeEngine() for _ in range(4)), policy="round_robin", health=EAGER) as router:
         hung = router.engines[0]
-        hung.script = hang
+        hung.script = lambda call: call.answer(400, b"{}") if b"wrong" in call.body else hang(call)
         began = asyncio.get_running_loop().time()
 
         async def leaving() -> None:
@@ -234,6 +234,8 @@ async def test_instance_that_never_answers_is_ejected_as_its_clients_leave(strea
 
         while router.instance_of(hung).state is State.WELL:
             await asyncio.gather(*(leaving() for _ in range(8)))
+            for _ in router.engines:  # what the hung one refuses is no output
+                await router.chat(stream=stream, user="wrong")
             assert asyncio.get_running_loop().time() - began < 10.0
         assert router.instance_of(hung).state is State.EJECTED
         line = router.lines("smetric.instance.changed")[-1]

@@ -245,6 +245,7 @@ def test_instance_that_gives_no_output_is_ejected_although_clients_leave(is_stre
         ward.health.gave_up(hung, 1.0, 0, is_stream=is_stream)
         for one in others:
             ward.health.waited(one, 0.2, 0, is_stream=is_stream)
+            ward.health.waited(one, 60.0, 0, is_stream=not is_stream)
     assert (ward.states()[0], len(ward.ejections)) == (State.EJECTED, 1)
 
 
@@ -273,6 +274,35 @@ def test_instance_whose_clients_leave_may_be_well(
             if peers_s is not None:
                 ward.health.waited(other, peers_s, 0, is_stream=is_stream)
     assert ward.ejections == []
+
+
+@pytest.mark.parametrize(
+    ("every_s", "left_after_s", "tokens", "is_stream"),
+    [(120.0, 0.5, 500, True), (10.0, 10.0, 500, False), (8.0, 8.0, 150_000, True), (0.25, 0.25, 500, True)],
+    ids=["idle in between", "one piece beside streams", "long prompt beside short ones", "earlier than peers answer"],
+)
+def test_waits_that_clients_gave_up_are_compared_with_waits_alike(
+    every_s: float, left_after_s: float, tokens: int, is_stream: bool
+) -> None:
+    ward = Ward()
+    for _ in range(5 if every_s > left_after_s else 40):
+        ward.clock.now += every_s
+        for peer in ward.instances[1:]:
+            ward.health.waited(peer, 0.3, 500)
+            ward.health.waited(peer, 0.1, 500, is_stream=None)
+        ward.health.gave_up(ward.instances[0], left_after_s, tokens, is_stream=is_stream)
+    assert ward.ejections == []
+
+
+def test_waits_that_clients_gave_up_at_once_count_once() -> None:
+    ward = Ward()
+    for number in range(2):
+        ward.clock.now += 100.0
+        for peer in ward.instances[1:]:
+            ward.health.waited(peer, 0.3, 0, is_stream=False)
+        for _ in range(5):
+            ward.health.gave_up(ward.instances[0], 2.0, 0, is_stream=False)
+        assert len(ward.ejections) == number
 
 
 def test_wait_that_was_given_up_counts_as_at_least_as_long() -> None:

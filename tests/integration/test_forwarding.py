@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from smetric.config.settings import Forward
-from smetric.errors import UpstreamError
+from smetric.errors import HttpError, UpstreamError
+from smetric.proxy.delivery import Delivery
 from smetric.proxy.error_response import error_event
 from smetric.proxy.forward import Forwarding
 from tests.fakes import (
@@ -142,6 +143,18 @@ async def test_broken_stream_ends_with_one_error_event_of_its_api(path: str) -> 
         assert event.count(b"\n\n") == 1
         for end in (b"[DONE]", b"message_stop", b"response.completed"):
             assert end not in answer.body
+
+
+async def test_broken_stream_is_no_charge_while_the_client_reads_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(FakeEngine(), script=breaking_off(delta("a"))) as router:
+        charges = []
+
+        async def append_error(delivery: Delivery, error: HttpError) -> None:
+            charges.append(router.instance_of(router.engines[0]).own)
+
+        monkeypatch.setattr(Delivery, "append_error", append_error)
+        assert not (await router.chat(stream=True)).complete
+        assert charges == [0]
 
 
 @pytest.mark.parametrize("begun", [b'data: {"choi', b"data: {}\r\n\r", b"data: {}\n", b"event: x\n"])
