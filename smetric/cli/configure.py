@@ -151,8 +151,7 @@ params: {{FLOOR: 2}}     # up to 2 requests are no overload, however idle the ot
 # Other names for a model: what clients send, and what is sent on.
 # models: {{gpt-4o: my-model}}
 
-# A policy that is evaluated beside this one and never followed. `smetric status --format json` shows in `shadows` how
-# often they agree.
+# A policy that is evaluated beside this one and never followed; `smetric status` shows how often they agree.
 # shadow: [load_only]
 
 # A line for each decision, for `smetric replay` and `smetric explain --record`.

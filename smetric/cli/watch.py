@@ -48,9 +48,11 @@ def _status(admin: str, state: Row) -> Iterator[str]:
         f"{_ms(state['ttft_p99_s'])}; imbalance {_number(state['imbalance'])}; cached {_percent(hits[0])}, predicted "
         f"{_percent(hits[1])}"
     )
-    for outcome, rate in state["outcomes"].items():
+    for name, agreeing in state["shadows"].items():
+        yield f"  in shadow, {name} agrees on {_percent(agreeing)}"
+    for outcome, share in state["outcomes"].items():
         if outcome != "routed":
-            yield f"  {outcome}: {rate:g}/s"
+            yield f"  {outcome}: {_percent(share)}"
     yield ""
     yield from table(
         ("instance", "state", "requests", "running", "waiting", "KV use", "hit rate", "load age"),
@@ -146,23 +148,27 @@ def _sentence(text: str) -> str:
 
 
 def _policy(policy: Row) -> Iterator[str]:
-    share = "" if policy["share"] == 1.0 else f", {policy['share']:.0%} of the conversations"
+    share = "" if policy["share"] in {None, 1.0} else f", {policy['share']:.0%} of the conversations"
     role = "" if policy["acts"] else ", in shadow"
     yield f"{policy['name']}: {policy['policy']}@{policy['hash']} from {policy['path']}{role}{share}"
     matches = [f"{key} {', '.join(values)}" for key, values in policy["match"].items() if values]
     if matches:
         yield f"  for         {'; '.join(matches)}"
     if policy["params"]:
-        params = (
-            f"{name} = {param['value']:g}" if isinstance(param["value"], float) else f"{name} = {param['value']}"
-            for name, param in policy["params"].items()
-        )
+        params = (f"{name} = {_value(param['value'])}" for name, param in policy["params"].items())
         yield f"  parameters  {', '.join(params)}"
     if policy["kept_because"] is not None:
         yield f"  its file cannot be used: {policy['kept_because'].splitlines()[0]}"
     for generation in policy["generations"]:
         acted, since = f"{generation['policy']}@{generation['hash']}", generation["since"][:19].replace("T", " ")
         yield f"  generation  {generation['number']}: {acted} since {since}, by {generation['origin']}"
+
+
+def _value(value: float | bool | str) -> str:
+    """Return the value of a parameter as a policy has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from smetric.cli import admin, main
 from smetric.cli.watch import table
+from smetric.config.settings import ShadowSettings
 from smetric.files import shipped_policies
 from tests.cli.commands import run
 from tests.doctor.lab import Lab, running, set_up
@@ -66,6 +67,22 @@ async def test_running_router_is_shown_by_each_command() -> None:
     )
     assert listed["policies"][0]["policy"] == "smetric"
     assert last.stdout.startswith(f"smetric: route to {row['instance']}\n")
+
+
+async def test_shadows_are_shown_with_their_agreement_and_refusals_as_shares() -> None:
+    async with set_up() as lab:
+        lab.set(shadow=(ShadowSettings(policy="lmetric"),))
+        async with running(lab) as url:
+            await ask(url)
+            async with aiohttp.ClientSession() as client, client.post(url + "/v1/embeddings", json={"model": "x"}):
+                pass
+            async with asyncio.timeout(10):
+                while "agrees" not in (status := await shown(lab, "status")).stdout or "no_" not in status.stdout:
+                    pass
+            policies = await shown(lab, "policies")
+    assert "\n  in shadow, lmetric agrees on 100%\n  no_candidate: 50%\n" in status.stdout
+    assert re.search(r"\ndefault:shadow-1: lmetric@\w+ from \S+, in shadow\n", policies.stdout), policies.output
+    assert "\n  parameters  OWN = 1, QUEUED = false\n" in policies.stdout
 
 
 async def test_decisions_follow_new_ones_until_ctrl_c() -> None:
