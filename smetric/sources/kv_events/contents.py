@@ -80,7 +80,11 @@ class BlockRemoved(msgspec.Struct, tag=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
-    """Event: the cache is empty."""
+    """Event: the cache of the GPU is empty.
+
+    vLLM 0.32 publishes it for that cache alone. Slower tiers keep their blocks after `/reset_prefix_cache`. Host memory
+    loses them without an event after `reset_external=true`, a sleep or an update of weights.
+    """
 
 
 class _StoredRow(BlockStored, array_like=True, tag="BlockStored", gc=False):
@@ -346,6 +350,8 @@ class CacheContents:
         self._stale: set[int] = set()
         #: None while complete.
         self._stored_since_loss: int | None = 0
+        #: Every event since `begin` was applied, so a slower tier that none named is empty.
+        self._heard_all = False
         self._group: int | None = None
         #: Tokens per block; 0 before the first block.
         self.block_size = 0
@@ -367,13 +373,16 @@ class CacheContents:
         return self._stored_since_loss is None and not self.unsupported
 
     def begin(self) -> None:
-        """Start complete: the cache is empty, or every event from its first one on will be applied."""
+        """Start complete and without slower tiers: the cache is empty, or every event from its first one on follows."""
         self.clear()
+        self._forget_tiers()
         self._stored_since_loss = None
+        self._heard_all = True
 
     def mark_incomplete(self) -> None:
         """Note that events were lost: blocks held so far may have been removed."""
         self._lose_tiers()
+        self._heard_all = False
         if self._stored_since_loss == 0 and len(self._stale) == len(self._keys):
             return
         self._stale = set(self._keys.values())
@@ -383,9 +392,13 @@ class CacheContents:
         self._stored_since_loss = 0
 
     def apply(self, event: KvEvent) -> None:
-        """Enter *event*; remote tiers are ignored."""
+        """Enter *event*; remote tiers are ignored.
+
+        After `AllBlocksCleared` the contents are complete. What slower tiers held before is unknown.
+        """
         if isinstance(event, AllBlocksCleared):
-            self.begin()
+            self.clear()
+            self._stored_since_loss = None
             return
         if event.locality == "REMOTE" or self.unsupported:
             return
@@ -405,12 +418,18 @@ class CacheContents:
     def _tier(self, feature: str) -> TierContents:
         tier = self.tiers.get(feature)
         if tier is None:
-            tier = self.tiers[feature] = TierContents(self._index, self, is_complete=self.is_complete)
+            tier = self.tiers[feature] = TierContents(self._index, self, is_complete=self._heard_all)
         return tier
 
     def _lose_tiers(self) -> None:
         for tier in self.tiers.values():
             tier.lose()
+
+    def _forget_tiers(self) -> None:
+        """Remove the slower tiers, which hold no block any more."""
+        for tier in self.tiers.values():
+            self._index.give_back(tier.bit)
+        self.tiers.clear()
 
     def _store(self, event: BlockStored) -> None:
         count, size = len(event.block_hashes), event.block_size
@@ -455,7 +474,7 @@ class CacheContents:
         if self.capacity is not None and (len(self._keys) - len(self._stale) + self._extra_copies > self.capacity):
             # More blocks than the cache has: removals were lost, so none of this is reliable.
             self.clear()
-            self._stored_since_loss = 0
+            self._note_loss()
 
     def _enter(self, name: EngineHash, key: int, parent_key: int) -> bool:
         """Add one copy of a block; return False if the index is full."""
@@ -485,11 +504,16 @@ class CacheContents:
             self._stale.discard(key)
             self._index.release(key, self.bit)
         elif self._stored_since_loss is None:
-            self._stored_since_loss = 0  # a block that was never stored: an event was lost unnoticed
+            self._note_loss()  # a block that was never stored: an event was lost unnoticed
 
     def _refuse(self, count: int) -> None:
         self.orphans += count
+        self._note_loss()
+
+    def _note_loss(self) -> None:
+        """Become incomplete; blocks held so far are as certain as before."""
         self._stored_since_loss = 0
+        self._heard_all = False
 
     def _confirm(self, key: int) -> None:
         """Mark *key* and all blocks before it as held, because a block was stored after it."""
@@ -525,9 +549,7 @@ class CacheContents:
         """Remove all blocks and give the bit back."""
         self.clear()
         self._index.give_back(self.bit)
-        for tier in self.tiers.values():
-            self._index.give_back(tier.bit)
-        self.tiers.clear()
+        self._forget_tiers()
 
 
 class TierContents:

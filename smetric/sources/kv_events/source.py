@@ -67,7 +67,7 @@ class KvEvents(Source):
     engines compute its last token again. While contents are incomplete, the certain part is a lower bound. The cell is
     that bound if it reaches the expected hit, else unknown: part of the prompt must not hide the whole of it that
     another source knows. With several data-parallel ranks, the best one counts. A slower tier has a cell once an event
-    named it: what it holds, or 0 if every event was seen.
+    named it: what it holds, or 0 if every event was seen; unknown while the contents of any rank are incomplete.
 
     Args:
         publishers: where to listen, one for each rank.
@@ -174,12 +174,13 @@ class KvEvents(Source):
             "hit_len": [self._cell(instance, each, hits, request) for instance, each in streams.items()]
         }
         if in_tiers:
-            host, disk = (
-                [_in_tier(feature, each, in_tiers) for each in streams.values()] for feature in TIERS.values()
-            )
-            # The feature counts what is in host memory or on the disk.
-            either = [max(one or 0, other or 0) or one for one, other in zip(host, disk, strict=True)]
-            cells |= {"host_hit_len": host, "disk_hit_len": either}
+            host, disk = TIERS.values()
+            # disk_hit_len counts what is in host memory or on the disk.
+            for feature, counted in ((host, (host,)), (disk, (host, disk))):
+                cells[feature] = [
+                    _in_tiers(counted, each, in_tiers) if self._is_known(instance, each) else None
+                    for instance, each in streams.items()
+                ]
         return cells
 
     def _cell(
@@ -192,13 +193,20 @@ class KvEvents(Source):
         if not streams:
             return None
         nothing = _Hit(0, 0)
-        all_heard = all(subscriber.streams for subscriber in self._subscribers[instance])
-        if all_heard and all(stream.state is CacheState.KNOWN for stream in streams):
+        if self._is_known(instance, streams):
             return max(hits.get(stream, nothing).held for stream in streams)
         if any(stream.is_behind for stream in streams):
             return None
         bound = max(hits.get(stream, nothing).certain for stream in streams)
         return bound if request.est_hit and bound >= request.est_hit else None
+
+    def _is_known(self, instance: Instance, streams: Sequence[RankStream]) -> bool:
+        """Return whether *streams* are those of all ranks of *instance*, and their contents complete."""
+        return (
+            bool(streams)
+            and all(subscriber.streams for subscriber in self._subscribers[instance])
+            and all(stream.state is CacheState.KNOWN for stream in streams)
+        )
 
     def _streams(self, instance: Instance) -> list[RankStream]:
         return [stream for one in self._subscribers.get(instance, ()) for stream in list(one.streams.values())]
@@ -216,8 +224,7 @@ class KvEvents(Source):
             refused=self.index.refused,
             instances={
                 instance.id: CacheFigures(
-                    is_known=bool(streams := self._streams(instance))
-                    and all(stream.state is CacheState.KNOWN for stream in streams),
+                    is_known=self._is_known(instance, streams := self._streams(instance)),
                     messages=sum((Counter(dict(one.messages)) for one in subscribers), Counter()),
                     lag_s=max((stream.lag_s for stream in streams if stream.lag_s is not None), default=None),
                     gaps=sum(stream.gaps for stream in streams),
@@ -238,11 +245,10 @@ class _Hit:
     certain: int
 
 
-def _in_tier(feature: str, streams: Sequence[RankStream], hits: Mapping[tuple[str, RankStream], int]) -> int | None:
-    """Return the tokens that the tier of *feature* of some rank holds; None if it may hold more than none."""
-    held = max((hits.get((feature, stream), 0) for stream in streams), default=0)
-    tiers = [stream.contents.tiers.get(feature) for stream in streams if stream.state is CacheState.KNOWN]
-    is_known = (
-        bool(tiers) and len(tiers) == len(streams) and all(tier is not None and tier.is_complete for tier in tiers)
-    )
-    return held if held or is_known else None
+def _in_tiers(
+    features: Sequence[str], streams: Sequence[RankStream], hits: Mapping[tuple[str, RankStream], int]
+) -> int | None:
+    """Return the tokens that a tier of *features* of some rank holds; None if it may hold more than none."""
+    held = max(hits.get((feature, stream), 0) for feature in features for stream in streams)
+    named = [[tier for feature, tier in stream.contents.tiers.items() if feature in features] for stream in streams]
+    return held if held or all(tiers and all(tier.is_complete for tier in tiers) for tiers in named) else None

@@ -301,6 +301,33 @@ def test_contents_of_a_tier_outlive_those_of_the_gpu(medium: str, feature: str) 
     assert index.blocks == 0
 
 
+def test_contents_of_a_tier_are_unknown_after_a_clear_and_complete_from_the_first_event() -> None:
+    """The engine may have kept the tier's blocks, or cleared them without an event."""
+    index, names = KvIndex(ROOM), names_of(PROMPT)
+    contents = fresh(index)
+    apply(contents, CLEARED, stored(PROMPT), copied(*names[:3]), CLEARED)
+    tier = contents.tiers["host_hit_len"]
+    apply(contents, stored(PROMPT), copied(names[0]))
+    assert (hits(index, PROMPT, contents, tier), contents.is_complete, tier.is_complete) == ([5, 1], True, False)
+    contents.begin()
+    assert contents.tiers == {}
+    apply(contents, stored(PROMPT), copied(names[0]))
+    again = contents.tiers["host_hit_len"]
+    assert (hits(index, PROMPT, contents, again), again.is_complete) == ([5, 1], True)
+    assert again.bit == tier.bit, "bits are given back"
+
+
+@pytest.mark.parametrize("loss", [[], [removed(1)], [stored(PROMPT, skip=2)]], ids=["gap", "removal", "parent"])
+def test_contents_of_a_tier_named_after_a_loss_are_incomplete(loss: list[dict[str, Any]]) -> None:
+    contents = fresh(KvIndex(ROOM))
+    if loss:
+        apply(contents, *loss)
+    else:
+        contents.mark_incomplete()
+    apply(contents, CLEARED, stored(PROMPT), copied(*names_of(PROMPT)))
+    assert (contents.is_complete, contents.tiers["host_hit_len"].is_complete) == (True, False)
+
+
 @pytest.mark.parametrize(("size", "expected", "is_complete"), [(2 * BLOCK, 4, True), (0, 0, False), (3, 0, False)])
 def test_contents_of_a_tier_know_blocks_of_several(size: int, expected: int, is_complete: bool) -> None:
     index, names = KvIndex(ROOM), names_of(PROMPT)

@@ -152,6 +152,20 @@ async def test_hits_in_slower_tiers_are_reported_once_an_event_names_one() -> No
         assert cells == {"hit_len": [5 * BLOCK], "host_hit_len": held, "disk_hit_len": [4 * BLOCK]}
         cells = await source.lookup(request([7] * 9), [ONE])  # type: ignore[misc]
         assert cells == {"hit_len": [0], "host_hit_len": [0], "disk_hit_len": [0]}
+        one.disconnect()
+        await until(lambda: not told(source).is_known)
+        cells = await source.lookup(request(PROMPT), [ONE])  # type: ignore[misc]
+        assert cells == {"hit_len": [None], "host_hit_len": [None], "disk_hit_len": [None]}, "they may have changed"
+
+
+async def test_misses_in_slower_tiers_are_unknown_after_a_clear() -> None:
+    copy: dict[str, Any] = {"parent_block_hash": None, "token_ids": [], "extra_keys": None}
+    copies = [stored(PROMPT) | copy | {"medium": medium} for medium in ("CPU", "STORAGE")]
+    async with followed(stored(PROMPT), *copies, CLEARED, stored(PROMPT), copies[0]) as (_, source):
+        cells = await source.lookup(request(PROMPT), [ONE])  # type: ignore[misc]
+        assert cells == {"hit_len": [5 * BLOCK], "host_hit_len": [5 * BLOCK], "disk_hit_len": [5 * BLOCK]}
+        cells = await source.lookup(request([7] * 9), [ONE])  # type: ignore[misc]
+        assert cells == {"hit_len": [0], "host_hit_len": [None], "disk_hit_len": [None]}
 
 
 async def test_hits_are_whole_blocks_below_prompt_length() -> None:
