@@ -12,11 +12,13 @@ from pathlib import Path
 import structlog
 from cachetools import LRUCache
 
-from smetric.errors import ConfigError
+from smetric.log_limit import CHANGE_LINES, LogLimit
 from smetric.sources.tokens.chat import ChatPrompt, Encoder, TextPrompt, Unsupported
 
 #: Most models that are tokenised from the hub's cache.
 MOST_CACHED = 4
+#: Most models whose choice is kept; the one not asked for longest is forgotten.
+MOST_CHOICES = 256
 #: Names that a folder of the hub's cache may stand for.
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
@@ -35,12 +37,12 @@ def hub_folder(model: str, environ: Mapping[str, str] = os.environ) -> Path | No
     if not _REPOSITORY.fullmatch(model):
         return None
     base = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    cache = Path(environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or base) / "hub").expanduser()
-    repository = cache / ("models--" + model.replace("/", "--"))
+    cache = Path(environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or base) / "hub")
     try:
+        repository = cache.expanduser() / ("models--" + model.replace("/", "--"))
         folder = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
         return folder if (folder / "tokenizer.json").is_file() else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: there is no home directory
         return None
 
 
@@ -48,7 +50,8 @@ class AutoEncoder:
     """`Encoder` that works in this process for models whose files lie here, and asks the engines otherwise.
 
     A model of the hub's cache is loaded in a thread when it is first asked for, and its engines answer until then. They
-    also answer for what the files cannot render, and for a model whose files proved to be the wrong ones.
+    also answer for what the files cannot render, for a model whose files proved to be the wrong ones, and whenever the
+    choice fails.
 
     Args:
         engine: asks the engines.
@@ -75,9 +78,12 @@ class AutoEncoder:
         self._load = load
         self._models = models
         self._find = find
-        self._loaded = 0
         #: The encoder of each model, or its loading.
-        self._chosen: LRUCache[str, asyncio.Task[Encoder]] = LRUCache(256)
+        self._chosen: LRUCache[str, asyncio.Task[Encoder]] = LRUCache(MOST_CHOICES)
+        #: The encoders from the hub's cache by model, at most `MOST_CACHED`; None while one is loading.
+        self._loaded: dict[str, Encoder | None] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._log_limit = LogLimit(lines=CHANGE_LINES)
 
     async def start(self) -> None:
         """Open the encoders, and look for the files of the configured models."""
@@ -91,15 +97,16 @@ class AutoEncoder:
         """Close the encoders."""
         for choice in self._chosen.values():
             choice.cancel()
-        found = await asyncio.gather(*self._chosen.values(), return_exceptions=True)
-        for encoder in {self._engine, self._configured, *found}:
-            if encoder is not None and not isinstance(encoder, BaseException):
+        await asyncio.gather(*self._chosen.values(), *self._closing, return_exceptions=True)
+        for encoder in (self._engine, self._configured, *self._loaded.values()):
+            if encoder is not None:
                 await encoder.stop()
 
     def distrust(self, model: str) -> None:
         """Leave *model* to its engines, which count other tokens than its files give."""
         choice = self._choice(model)
         if choice.done() and choice.result() is not self._engine:
+            self._drop(model, choice)
             self._chosen[model] = asyncio.ensure_future(self._engines(model, "its files give other tokens"))
 
     async def encode(self, model: str, prompt: TextPrompt | ChatPrompt, size: int) -> array[int]:
@@ -116,27 +123,43 @@ class AutoEncoder:
     def _choice(self, model: str) -> asyncio.Task[Encoder]:
         choice = self._chosen.get(model)
         if choice is None:
+            if len(self._chosen) == MOST_CHOICES:
+                self._drop(*self._chosen.popitem())
             choice = self._chosen[model] = asyncio.create_task(self._choose(model), name="tokenizer")
         return choice
+
+    def _drop(self, model: str, choice: asyncio.Task[Encoder]) -> None:
+        """Close the encoder that was loaded for *model*, and give its place back."""
+        choice.cancel()
+        encoder = self._loaded.pop(model, None)
+        if encoder is not None:
+            closing = asyncio.ensure_future(encoder.stop())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _choose(self, model: str) -> Encoder:
         if self._load is None:
             return await self._engines(model, "package `tokenizers` is missing")
         if self._configured is not None and not self._names.isdisjoint({model, "*"}):
             return self._configured
-        folder = await asyncio.to_thread(self._find, model)
-        if folder is None:
-            return await self._engines(model, "no files on this machine")
-        if self._loaded == MOST_CACHED:
-            return await self._engines(model, f"{MOST_CACHED} models of the hub's cache are loaded")
-        self._loaded += 1
         try:
-            encoder = await asyncio.to_thread(self._load, folder)
-        except (ConfigError, OSError, ValueError) as error:
-            return await self._engines(model, str(error))
+            folder = await asyncio.to_thread(self._find, model)
+            if folder is None:
+                return await self._engines(model, "no files on this machine")
+            if len(self._loaded) >= MOST_CACHED:
+                return await self._engines(model, f"{MOST_CACHED} models of the hub's cache are loaded")
+            self._loaded[model] = None
+            self._loaded[model] = encoder = await asyncio.to_thread(self._load, folder)
+        except asyncio.CancelledError:
+            self._loaded.pop(model, None)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever failed, the engines can be asked
+            self._loaded.pop(model, None)
+            return await self._engines(model, str(error) or type(error).__name__)
         log.info("smetric.tokenize.local", model=model, folder=str(folder))
         return encoder
 
     async def _engines(self, model: str, reason: str) -> Encoder:
-        log.warning("smetric.tokenize.by_engines", model=model, reason=reason)
+        if (kept_back := self._log_limit.passes(reason)) is not None:
+            log.warning("smetric.tokenize.by_engines", model=model, reason=reason, kept_back=kept_back)
         return self._engine

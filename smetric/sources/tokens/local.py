@@ -239,8 +239,8 @@ class LocalEncoder:
         """Do nothing; the threads start with the first prompt."""
 
     async def stop(self) -> None:
-        """Drop the queued prompts and let the threads end."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end after the queued prompts, for which callers may still wait."""
+        self._threads.shutdown(wait=False)
 
     async def encode(self, model: str, prompt: TextPrompt | ChatPrompt, size: int) -> array[int]:
         """Return the ids of *prompt* by the tokenizer of *model*."""

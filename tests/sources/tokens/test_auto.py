@@ -8,11 +8,12 @@ from array import array
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from smetric.errors import ConfigError
+from smetric.sources.tokens import auto as module
 from smetric.sources.tokens.auto import MOST_CACHED, AutoEncoder, hub_folder
 from smetric.sources.tokens.chat import ChatPrompt, TextPrompt, Unsupported
-from tests.fakes import until
 from tests.sources.tokens.recorded import model_folder
 
 MODEL = "org/model-1"
@@ -62,6 +63,7 @@ def test_hub_folder_is_the_snapshot_of_main(tmp_path: Path) -> None:
     cached(tmp_path, "org/empty")
     for other in ("org/empty", "org/model", "../org/model-1", "a/b/c", "", "mödel"):
         assert hub_folder(other, environ) is None
+    assert hub_folder(MODEL, {"HF_HUB_CACHE": "~no.such.user/hub"}) is None, "there is no home directory"
 
 
 async def test_auto_encodes_by_the_files_of_the_hub(tmp_path: Path) -> None:
@@ -118,23 +120,76 @@ async def test_auto_prefers_folders_then_the_hub_then_engines(
     assert not folders.is_open
 
 
-async def test_auto_asks_engines_while_files_load_and_if_they_are_unusable() -> None:
-    loads = 0
+class Hub:
+    """An `AutoEncoder` for which every model lies on this machine, and the encoders that it loaded."""
 
-    def load(folder: Path) -> Named:
-        nonlocal loads
-        loads += 1
+    def __init__(self) -> None:
+        self.loaded: list[Named] = []
+        self.auto = AutoEncoder(Named(1), None, frozenset(), self._load, find=Path)
+
+    def _load(self, folder: Path) -> Named:
         if folder.name == "broken":
             raise ConfigError("broken")
-        return Named(2)
+        encoder = Named(2)
+        encoder.is_open = True
+        self.loaded.append(encoder)
+        return encoder
 
-    auto = AutoEncoder(Named(1), None, frozenset(), load, find=Path)
-    assert (await auto.encode("broken", TEXT, 1)).tolist() == [1]
-    names = [f"m{number}" for number in range(MOST_CACHED)]
-    for name in names:
-        assert (await auto.encode(name, TEXT, 1)).tolist() == [1]
-    await until(lambda: all(choice.done() for choice in auto._chosen.values()))
-    found = [(await auto.encode(name, TEXT, 1))[0] for name in ["broken", *names]]
-    assert sorted(found) == [1, 1, *[2] * (MOST_CACHED - 1)], "a broken one takes a place"
-    assert loads == MOST_CACHED
+    async def ids(self, *models: str) -> list[int]:
+        """Return the id of each model once its choice is made."""
+        for model in models:
+            assert (await self.auto.encode(model, TEXT, 1))[0] in (1, 2)
+            await asyncio.wait(self.auto._chosen.values())
+        return [(await self.auto.encode(model, TEXT, 1))[0] for model in models]
+
+    @property
+    def open(self) -> int:
+        return sum(encoder.is_open for encoder in self.loaded)
+
+
+FULL = [f"m{number}" for number in range(MOST_CACHED)]
+
+
+async def test_auto_asks_engines_while_files_load_if_they_are_unusable_and_for_too_many_models() -> None:
+    hub = Hub()
+    assert (await hub.auto.encode("m0", TEXT, 1)).tolist() == [1], "it is loading"
+    assert await hub.ids("broken", *FULL, "more") == [1, *[2] * MOST_CACHED, 1]
+    await hub.auto.stop()
+    assert (len(hub.loaded), hub.open) == (MOST_CACHED, 0)
+
+
+async def test_auto_gives_back_the_place_of_a_distrusted_model() -> None:
+    hub = Hub()
+    await hub.ids(*FULL)
+    hub.auto.distrust("m0")
+    assert await hub.ids("m0", "more") == [1, 2]
+    assert (len(hub.loaded), hub.open) == (MOST_CACHED + 1, MOST_CACHED)
+    await hub.auto.stop()
+    assert hub.open == 0
+
+
+async def test_auto_gives_back_the_place_of_a_forgotten_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CHOICES", MOST_CACHED - 1)
+    hub = Hub()
+    for _ in range(2):
+        for model in FULL:
+            assert await hub.ids(model) == [2]
+    assert (len(hub.loaded), hub.open) == (2 * MOST_CACHED, MOST_CACHED - 1)
+    assert (await hub.auto.encode("loading", TEXT, 1)).tolist() == [1]
+    assert await hub.ids(*FULL[:-1]) == [2] * (MOST_CACHED - 1), "one forgotten while it loads takes no place"
+    await hub.auto.stop()
+    assert hub.open == 0
+
+
+@pytest.mark.parametrize("fails", ["find", "load"])
+async def test_auto_asks_engines_if_the_choice_fails(fails: str) -> None:
+    def fail(_: object) -> Named:
+        raise RuntimeError
+
+    auto = AutoEncoder(Named(1), None, frozenset(), fail, find=fail if fails == "find" else Path)  # type: ignore[arg-type]
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert (await auto.encode(MODEL, TEXT, 1)).tolist() == [1]
+            await asyncio.wait(auto._chosen.values())
+    assert [(line["event"], line["reason"]) for line in logs] == [("smetric.tokenize.by_engines", "RuntimeError")]
     await auto.stop()
