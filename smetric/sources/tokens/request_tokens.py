@@ -221,13 +221,19 @@ class RequestTokens(Listener):
             ids = self._tokenise(request.api, request.model, request.body, is_counted=is_counted)
             request.tokenising = task = asyncio.create_task(ids, name="tokenise")
             self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            task.add_done_callback(self._forget)
         return request.tokenising
 
     def late(self, request: InferenceRequest) -> None:
         """Note that the decision of *request* could wait no longer."""
-        if request.tokenising in self._running:
-            self._late.add(request.tokenising)
+        task = request.tokenising
+        if task in self._running and not task.done():
+            self._late.add(task)
+
+    def _forget(self, task: asyncio.Future[array[int] | None]) -> None:
+        """Drop *task*, which ended; the sets would keep its ids."""
+        self._running.discard(task)
+        self._late.discard(task)
 
     def ended(self, exchange: Exchange) -> None:
         """Compare the prompt tokens that the engine counted with the known ids."""
@@ -261,9 +267,7 @@ class RequestTokens(Listener):
                 log.exception("smetric.tokenize.failed", api=api.value, kept_back=kept_back)
             result = "failed"
         seconds = time.perf_counter() - started
-        task = asyncio.current_task()
-        if task in self._late:
-            self._late.discard(task)
+        if asyncio.current_task() in self._late:
             result = self._too_late(model, seconds) if result == "ok" else result
         elif result == "ok" and self._late_in_a_row:
             self._late_in_a_row.pop(model, None)

@@ -139,6 +139,28 @@ async def test_request_tokens_name_a_tokenizer_that_is_always_late(capsys: pytes
     assert [re.findall(r"is_useless[^TFtf]*(\w)", line)[0].lower() for line in lines[-3:]] == ["f", "t", "t"]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_request_tokens_forget_late_task_that_ended(is_cancelled: bool) -> None:
+    encoder, request = FakeEncoder(), turn_2()
+    tokens = RequestTokens(
+        encoder,
+        block_size=16,
+        # Called after the end of the task and before its callbacks.
+        on_result=lambda *_: asyncio.get_running_loop().call_soon(tokens.late, request),  # type: ignore[arg-type]
+        on_compared=lambda _: None,
+    )
+    if is_cancelled:
+        encoder.gate.clear()
+    tokens.begin(request)
+    await until(lambda: len(encoder.asked) == 1)
+    if is_cancelled:
+        tokens.late(request)
+        await tokens.stop()
+    assert request.tokenising is not None
+    await asyncio.wait([request.tokenising])
+    assert (tokens._late, tokens._running) == (set(), set())
+
+
 async def test_request_tokens_continue_when_a_caller_gives_up() -> None:
     encoder = FakeEncoder()
     encoder.gate.clear()
