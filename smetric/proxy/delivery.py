@@ -434,7 +434,8 @@ class Delivery:
         if self.is_prefilled:
             return not client.pass_on(piece, is_last=is_last)
         self._tie()
-        ttfc_s = self.attempt.first_output() if observer.has_output else 0.0
+        # A refusal computes nothing: it has no time to first token.
+        ttfc_s = self.attempt.first_output() if observer.has_output and self.answer.status == 200 else 0.0
         is_full = client.pass_on(piece, is_last=is_last) if self.has_begun else self._begin(piece, is_last=is_last)
         if observer.has_output:
             client.watchdog.arm(self.idle_s, "idle")

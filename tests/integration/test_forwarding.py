@@ -339,6 +339,17 @@ async def test_prefill_ends_with_the_first_output(path: str) -> None:
         assert await router.figure("smetric_prefix_actual_hit_tokens_total{") == (48 if path == "/v1/messages" else 16)
 
 
+async def test_answer_other_than_200_has_no_time_to_first_token() -> None:
+    async with running(FakeEngine(), policy="smetric") as router:
+        counted = await router.figure("smetric_time_to_first_chunk_seconds_count{")
+        router.engines[0].script = lambda call: call.answer(400, b"{}")
+        async with await router.client(BODIES["/v1/chat/completions"], "/v1/chat/completions") as client:
+            assert (await client.response()).status == 400
+        await until(lambda: router.lines("request")[-1]["status"] == 400)
+        assert "ttft_s" not in router.lines("request")[-1]
+        assert await router.figure("smetric_time_to_first_chunk_seconds_count{") == counted
+
+
 @pytest.mark.parametrize("path", STREAMS)
 async def test_client_that_leaves_behind_the_last_event_was_served(path: str) -> None:
     """Official clients close as soon as they have read it, before the engine ends the body."""
