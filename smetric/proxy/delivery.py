@@ -206,12 +206,13 @@ class AnswerObserver:
 
     def _read(self, text: bytes) -> None:
         """Read whole events."""
-        begin, end = self._usual
+        begin, end = self._usual[0], self._usual[1][:-2]
         for event in text[:-2].split(b"\n\n"):
-            if event.startswith(begin) and event.endswith(end[:-2]) and not self._head:
+            if event.startswith(begin) and event.endswith(end) and not self._head:
                 self.events += 1
             else:
                 self._event(event)
+                begin, end = self._usual[0], self._usual[1][:-2]
 
     def _event(self, text: bytes) -> None:
         """Read a whole event or object, or the last part of one that was too long to keep."""
