@@ -131,7 +131,7 @@ class NoCandidate(HttpError):
 
 def unknown_model(name: str) -> NoCandidate:
     """Return the error of a model that no instance serves, in the words of engines."""
-    message = f"the model `{name[:MAX_SHOWN]}` does not exist here; GET /v1/models lists those that do"
+    message = f"the model `{name[:MAX_SHOWN]}` does not exist here; GET /v1/models lists the models that do"
     return NoCandidate(message, status=404, kind="model_not_found")
 
 

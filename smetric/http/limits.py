@@ -186,7 +186,7 @@ def wants_websocket(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def error_fields(problem: HttpError) -> list[tuple[bytes, bytes]]:
-    """Return the header fields that the status of *problem* asks for, and those that say when to retry."""
+    """Return the header fields that the status of *problem* requires, and Retry-After if it has one."""
     fields = {405: [(b"allow", ALLOW)], 426: [(b"upgrade", b"HTTP/1.1")]}.get(problem.status, [])
     return fields + retry_fields(problem)
 

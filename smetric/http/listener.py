@@ -210,7 +210,7 @@ class PortListener:
         return accepted
 
     def _accept_more(self) -> Connection:
-        """Return a connection for the socket that the loop has accepted, and accept those that wait behind it."""
+        """Return a connection for the accepted socket, and accept the sockets that wait behind it."""
         with contextlib.suppress(OSError):  # BlockingIOError, or no file for one more
             for _ in range(ACCEPTED_AT_ONCE - 1):
                 task = asyncio.create_task(self._begin(self._sock.accept()[0]))

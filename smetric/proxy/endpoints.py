@@ -283,7 +283,7 @@ class Preflight(Inference):
     """Endpoint of `OPTIONS`, which browsers send before a request.
 
     Any instance answers: which pages may send is a setting of the engines. It holds for all their paths, so that the
-    path of chat stands for those that the router answers itself.
+    path of chat stands for the paths that the router answers itself.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

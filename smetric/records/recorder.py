@@ -137,7 +137,7 @@ class Recorder(Listener):
 
         Args:
             record: the decision.
-            is_whole: add all features of its sample, not only those that observed policies read.
+            is_whole: add all features of its sample, not only the features that observed policies read.
         """
         try:
             since, observed = self._observed_at(record.time_ns)

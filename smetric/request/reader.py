@@ -178,7 +178,7 @@ def _read_other(request: InferenceRequest, body: bytes, headers: Collection[tupl
 
 
 def _read_common(request: InferenceRequest, found: dict[str, Raw]) -> None:
-    """Fill the fields that all APIs have in common; refuse those that no client may set."""
+    """Fill the fields that all APIs have in common; refuse fields that no client may set."""
     if not _INTERNAL_PLACES.isdisjoint(found) or "bootstrap_" in "".join(found):  # rare
         _refuse_internal_fields(found)
     request.model = _string(found, "model")

@@ -264,7 +264,7 @@ class RequestRates(Follower):
         self._counts[lease.instance] += 1
 
     def _turn(self, now: int) -> None:
-        """Begin the second *now*, and drop those that have left the window."""
+        """Begin the second *now*, and drop the seconds that have left the window."""
         if now != self._second:
             self._earlier.append((self._second, self._counts))
             self._totals.update(self._counts)

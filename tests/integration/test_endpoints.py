@@ -415,7 +415,7 @@ async def test_unknown_model_is_looked_for_again_before_a_404() -> None:
 
 OPENAI = b'{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","param":"model","code":404}}'
 ANTHROPIC = b'{"type":"error","error":{"type":"NotFoundError","message":"The model `tiny` does not exist. Valid: a."}}'
-ROUTER = b'{"error": {"message": "the model `tiny` does not exist here; GET /v1/models lists those that do"}}'
+ROUTER = b'{"error": {"message": "the model `tiny` does not exist here; GET /v1/models lists the models that do"}}'
 
 
 @pytest.mark.parametrize(
